@@ -277,6 +277,10 @@ GRANT SELECT ON tokenkeeper.paused_topic TO tokenkeeper_daemon;
 GRANT INSERT (environment, topic, token, status, body, apns_id, sent_at) ON tokenkeeper.send_result TO tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz),
+    tokenkeeper.lock_due_requests(tokenkeeper.topic, timestamptz, integer),
+    tokenkeeper.limit_requests(tokenkeeper.due_request[], tokenkeeper.topic, integer),
+    tokenkeeper.end_requests(tokenkeeper.due_request[], tokenkeeper.topic),
+    tokenkeeper.delay_requests(tokenkeeper.due_request[], tokenkeeper.topic),
     tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]),
     tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
     tokenkeeper.campaign_by_chance(),
@@ -295,6 +299,12 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_forgotten(text, timestamptz),
     tokenkeeper.claim_campaign(bigint, text, integer, integer),
     tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer),
+    tokenkeeper.next_of_list(tokenkeeper.campaign, integer, boolean, integer),
+    tokenkeeper.next_of_ledger(tokenkeeper.campaign, integer, boolean, integer),
+    tokenkeeper.lock_batches(tokenkeeper.campaign, integer, integer, integer),
+    tokenkeeper.campaign_slots(tokenkeeper.campaign, tokenkeeper.topic),
+    tokenkeeper.limit_devices(tokenkeeper.campaign, tokenkeeper.topic, integer, bigint[], bytea[], text[]),
+    tokenkeeper.end_campaign(bigint),
     tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]),
     tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]),
     tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]),
@@ -314,6 +324,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text)
     TO tokenkeeper_daemon;
 GRANT USAGE ON SEQUENCE tokenkeeper.event_id TO tokenkeeper_daemon;
+-- For a warning of status.
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA tokenkeeper TO tokenkeeper_daemon;
 -- The tables lock_* are granted to nobody, because a role that can lock them can stop the drain. These functions lock them for the daemon.
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.lock_batch(text, integer, integer),

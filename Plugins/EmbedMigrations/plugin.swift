@@ -12,6 +12,7 @@ struct EmbedMigrations: BuildToolPlugin {
         }
         .sorted()
         let files = names.map { folder.appending(path: $0) }
+        let loadOrder = folder.appending(path: "load-order")
         let output = context.pluginWorkDirectoryURL.appending(path: "EmbeddedSQL.swift")
         return [
             .buildCommand(
@@ -19,7 +20,7 @@ struct EmbedMigrations: BuildToolPlugin {
                 executable: try context.tool(named: "embed-migrations").url,
                 arguments: [output.path(percentEncoded: false), folder.path(percentEncoded: false)]
                     + files.map { $0.path(percentEncoded: false) },
-                inputFiles: files,
+                inputFiles: files + [loadOrder],
                 outputFiles: [output])
         ]
     }

@@ -1,4 +1,5 @@
-// Writes the files of migrations/ into one Swift file of string literals, so that the installed binary needs no checkout.
+// Writes the files of migrations/ into one Swift file of string literals, so that the installed binary needs no checkout: the versions by name, the files
+// of functions and views as the file load-order lists them, then grants.sql.
 // The build-tool plugin EmbedMigrations runs it: embed-migrations OUTPUT FOLDER FILE…
 import FoundationEssentials
 
@@ -9,12 +10,21 @@ guard arguments.count >= 2, let output = arguments.first, let folder = arguments
 let root = folder.hasSuffix("/") ? folder : folder + "/"
 var source =
     "// Generated from migrations/ by embed-migrations; do not edit.\n\nenum EmbeddedSQL {\n    static let files: [(name: String, text: String)] = [\n"
-for path in arguments.dropFirst(2).sorted() {
-    guard path.hasPrefix(root) else { fatalError("\(path) is not in \(root)") }
-    let text = try String(contentsOfFile: path, encoding: .utf8)
+let found = Set(
+    arguments.dropFirst(2).map { path in
+        guard path.hasPrefix(root) else { fatalError("\(path) is not in \(root)") }
+        return String(path.dropFirst(root.count))
+    })
+let versions = found.filter { $0.hasPrefix("versions/") }.sorted()
+let listed = try String(contentsOfFile: root + "load-order", encoding: .utf8).split(separator: "\n")
+    .filter { !$0.hasPrefix("#") }.map { "\($0).sql" }
+let unlisted = found.subtracting(versions).subtracting(listed).subtracting(["grants.sql"]).sorted()
+guard unlisted == [] else { fatalError("not in migrations/load-order: \(unlisted.joined(separator: ", "))") }
+for name in versions + listed + ["grants.sql"] {
+    let text = try String(contentsOfFile: root + name, encoding: .utf8)
     // Three number signs, because no SQL closes such a literal. The content begins and ends on its own lines.
     source +=
-        "        (\n            name: \"\(path.dropFirst(root.count))\",\n            text: ###\"\"\"\n\(text)\n\"\"\"###),\n"
+        "        (\n            name: \"\(name)\",\n            text: ###\"\"\"\n\(text)\n\"\"\"###),\n"
 }
 source += "    ]\n}\n"
 // An unchanged file keeps its date: otherwise a build that only relinks this tool would compile TokenLedger again.

@@ -326,6 +326,25 @@ import TokenModel
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event WHERE event = 'invalidated'") == "8002")
     }
 
+    @Test(arguments: [("send_result", "status", "200"), ("registration", "unregistered", "false")])
+    func `the retry partition gives its space back once it is empty`(queue: String, column: String, value: String)
+        throws
+    {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.\(queue) (topic, token, \(column), partition_number)
+            SELECT 't', lpad(to_hex(i), 64, '0'), \(value), 8 FROM generate_series(1, 4000) AS i
+            """)
+        let pages = "SELECT pg_relation_size('tokenkeeper.\(queue)_retry') / 8192"
+        #expect(try Int(database.psql(pages)).map { $0 > 50 } == true)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        // A turn that has found nothing truncates.
+        try drainAll(&daemon)
+        #expect(try database.psql(pages) == "0")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.\(queue)") == "0")
+    }
+
     @Test(arguments: ["LATIN1", "SQL_ASCII"])
     func `it works in databases of other encodings, and keeps bytes that are not text there`(encoding: String) throws {
         let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
@@ -356,6 +375,36 @@ import TokenModel
         #expect(
             try other.psql("SELECT string_agg(token, ',' ORDER BY token) FROM tokenkeeper.sendable_token") == "ddee,ff")
         #expect(try other.psql("SELECT error LIKE 'token is ''caf%' FROM tokenkeeper.rejected_registration") == "t")
+
+        // Bytes that are no UTF-8, as a client in the database's own encoding writes them.
+        func native(_ sql: String, user: String) throws -> String {
+            try other.psql("SET client_encoding = '\(encoding)'; \(sql)", user: user)
+        }
+        let device = "E'd\\xe9', user_id => E'\\xe9ric'"
+        _ = try native(
+            "SELECT tokenkeeper.register('0a', 't', device_id => \(device), tags => ARRAY[E't\\xe9'])", user: "a_app")
+        _ = try native(
+            "INSERT INTO tokenkeeper.registration (topic, token, device_id) VALUES ('t', '0b', E'd\\xe9'), ('t', '0c', E'd\\xe9')",
+            user: "a_app")
+        try drainAll(&daemon)
+        #expect(
+            try other.psql("SELECT string_agg(state, ',' ORDER BY token) FROM tokenkeeper.token WHERE token LIKE '0_'")
+                == "superseded,superseded,active")
+        _ = try native("SELECT tokenkeeper.register('0d', 't', device_id => \(device))", user: "a_app")
+        #expect(
+            try native("SELECT tokenkeeper.tag('t', user_id => E'\\xe9ric', add => ARRAY[E'n\\xe9'])", user: "a_app")
+                == "1")
+        #expect(
+            try native(
+                "SELECT token FROM tokenkeeper.tagged_tokens(E't\\xe9 && \"n\\xe9\"', 't')", user: "a_reader") == "0d")
+        for audience in ["tags => E't\\xe9'", "device_id => E'd\\xe9'", "user_id => E'\\xe9ric', name => E'\\xe9'"] {
+            #expect(
+                try native(
+                    "SELECT tokenkeeper.enqueue('{\"aps\":{\"alert\":\"a\"}}', 't', \(audience)) > 0", user: "a_sender")
+                    == "t")
+        }
+        #expect(try native("SELECT tokenkeeper.forget_device(E'd\\xe9') > 3", user: "a_app") == "t")
+        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.token WHERE token LIKE '0_'") == "0")
     }
 
     @Test func `settings of the role change nothing`() throws {

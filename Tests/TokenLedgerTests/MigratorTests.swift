@@ -150,6 +150,26 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(try await planning.value.isEmpty)
     }
 
+    @Test(arguments: ["send_result_3", "registration_3", "registration_retry"])
+    func `functions and rights are applied beside a daemon that truncates a partition`(partition: String) async throws {
+        let database = try TestCluster.shared.database()
+        var daemon = try database.connect(user: "a_daemon")
+        try daemon.execute("BEGIN; TRUNCATE tokenkeeper.\(partition)")
+        let migrating = Task.detached {
+            var owner = try database.connect()
+            try owner.execute("DELETE FROM tokenkeeper.repeatable")
+            return try Migrator(daemon: v1).migrate(&owner) { _ in }
+        }
+        try eventually("the migrator waits") {
+            try database.psql(
+                """
+                SELECT count(*) FROM pg_locks AS l WHERE NOT l.granted AND l.database IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+                """) != "0"
+        }
+        try daemon.execute("COMMIT")
+        #expect(try await !migrating.value.isEmpty)
+    }
+
     @Test func `a newer schema refuses only daemons that are too old for it`() throws {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
@@ -299,7 +319,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let migrator = Migrator(later(replacing: [Self.gate]), daemon: v2)
         #expect(throws: SchemaError.self) { try migrator.check(&owner) }
         let plan = try migrator.migrate(&owner) { _ in }
-        #expect(plan.versions == [] && plan.differing == ["functions/21_gate"] && plan.rights == .apply)
+        #expect(plan.versions == [] && plan.differing == ["core/gate"] && plan.rights == .apply)
         #expect(plan.repeatables.count == SchemaFiles.embedded.repeatables.count)
         #expect(try body("tokenkeeper.is_sendable(text, text, text)", &owner).contains("-- Changed."))
         #expect(
@@ -376,7 +396,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(
             plan.lines("would apply") == [
                 "would apply version 100 more",
-                "would apply all \(plan.repeatables.count) files of functions and views (new or changed: functions/21_gate)",
+                "would apply all \(plan.repeatables.count) files of functions and views (new or changed: core/gate)",
                 "would apply grants: the roles exist and have their rights",
             ])
         #expect(try catalog(&owner) == before)

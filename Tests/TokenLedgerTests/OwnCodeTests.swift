@@ -59,7 +59,7 @@ import Testing
         "audience_size": "a condition of audience_condition, whose values are literals",
         "search_audience": "a condition of audience_condition, whose values are literals",
         "tagged_tokens": "constants only",
-        "address_campaign": "a condition of audience_condition, whose values are literals",
+        "next_of_ledger": "a condition of audience_condition, whose values are literals",
         "audience_share": "constants only",
     ]
 

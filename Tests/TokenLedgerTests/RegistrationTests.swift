@@ -112,8 +112,10 @@ import Testing
     @Test func `a session that began with an empty ledger never scans it`() throws {
         var owner = try database.connect()
         let tokens = "(SELECT lpad(to_hex(i), 64, '0') AS token FROM generate_series(1, 3000) AS i) AS d"
-        try owner.execute(
-            """
+        let some = "(SELECT lpad(to_hex(i), 64, '0') AS token FROM generate_series(1, 500) AS i) AS d"
+        // Each in a transaction of its own: a long one would keep other tests' erasures waiting. Without jit, as in the daemon's transactions.
+        let statements = """
+            SET jit = off;
             SELECT tokenkeeper.register('aa', 't');
             ANALYZE tokenkeeper.ledger, tokenkeeper.topic;
             SELECT tokenkeeper.register(token, 't') FROM \(tokens);
@@ -124,7 +126,14 @@ import Testing
             SELECT tokenkeeper.record(ARRAY[tokenkeeper.invalidation_of(
                 1, tokenkeeper.ensure_topic('production', 't'), tokenkeeper.token_key(token), 'stale', clock_timestamp(), 'Unregistered',
                 clock_timestamp())], 50, 0.005, NULL) FROM \(tokens);
-            """)
+            SELECT tokenkeeper.register(token, 't', device_id => 'd' || token, user_id => 'u' || token) FROM \(some);
+            SELECT tokenkeeper.register('ff' || token, 't', device_id => 'd' || token) FROM \(some);
+            SELECT tokenkeeper.register(ARRAY[(token, 't', NULL, NULL, 'd' || token, NULL, NULL, NULL)::tokenkeeper.new_registration]) FROM \(some);
+            SELECT tokenkeeper.tag('t', device_id => 'd' || token, add => '{x}'), tokenkeeper.tag('t', user_id => 'u' || token, add => '{y}') FROM \(some);
+            SELECT tokenkeeper.unregister(user_id => 'u' || token) FROM \(some);
+            SELECT tokenkeeper.forget(token) FROM \(some) LIMIT 20;
+            """
+        for statement in statements.split(separator: ";\n") { try owner.execute(String(statement)) }
         // The statistics of a session arrive when it ends.
         do { _ = consume owner }
         var watcher = try database.connect()

@@ -40,11 +40,11 @@ private let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent()
         for (object, files) in places where !["lock_sweep_claim", "report", "register"].contains(object) {
             #expect(files.count == 1, "\(object): \(files)")
         }
-        #expect(places["lock_sweep_claim"]?.sorted() == ["functions/12_locks.sql", "versions/0006_daemons.sql"])
+        #expect(places["lock_sweep_claim"]?.sorted() == ["core/locks.sql", "versions/0006_daemons.sql"])
         var owner = try TestCluster.shared.database().connect()
         let reports = try owner.scalar(
             "SELECT count(*) FROM pg_proc WHERE pronamespace = 'tokenkeeper'::regnamespace AND proname = 'report'")
-        #expect(reports == "2" && places["report"] == Array(repeating: "functions/16_report.sql", count: 2))
+        #expect(reports == "2" && places["report"] == Array(repeating: "core/report.sql", count: 2))
         let existing = try owner.lines(
             """
             SELECT p.proname FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace

@@ -323,6 +323,65 @@ import Testing
         #expect(try warnings(database) == [])
     }
 
+    @Test func `it warns of dead rows, and of a sequence near its end`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            SELECT setval('tokenkeeper.operation_operation_id_seq', 9000000000000000000), setval('tokenkeeper.topic_topic_id_seq', 2147483647);
+            ALTER TABLE tokenkeeper.operation SET (autovacuum_enabled = off);
+            INSERT INTO tokenkeeper.operation (operation, rows) SELECT 'held_discarded', 1 FROM generate_series(1, 110000)
+            """)
+        try database.psql("DELETE FROM tokenkeeper.operation")
+        var daemon = try database.connect(user: "a_daemon")
+        try eventually("the statistics arrive") {
+            try refreshCache(&daemon)
+            return try warnings(database) == [
+                "tokenkeeper.operation has 110000 dead rows and 0 live ones: autovacuum does not keep up",
+                "the sequence tokenkeeper.operation_operation_id_seq has given out 9000000000000110000 of its 9223372036854775807 numbers",
+            ]
+        }
+        try database.psql("VACUUM tokenkeeper.operation")
+        try database.psql("SELECT setval('tokenkeeper.operation_operation_id_seq', 5)")
+        try eventually("the statistics arrive") {
+            try refreshCache(&daemon)
+            return try warnings(database) == []
+        }
+    }
+
+    @Test func `it warns of old transaction ids`() throws {
+        let cluster = try TestCluster.prepared(options: ["autovacuum_freeze_max_age=100000"])
+        let database = try cluster.database()
+        // It keeps PostgreSQL from freezing.
+        var old = try database.connect()
+        try old.execute("BEGIN; CREATE TABLE public.old ()")
+        try database.psql(
+            """
+            DO $$
+            BEGIN
+                CREATE TEMPORARY TABLE one (i integer);
+                FOR i IN 1..126000 LOOP
+                    BEGIN
+                        INSERT INTO one VALUES (i);
+                    EXCEPTION WHEN OTHERS THEN
+                    END;
+                END LOOP;
+            END
+            $$
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try refreshCache(&daemon)
+        let told = try warnings(database)
+        #expect(
+            told.count == 1
+                && told.first?.hasPrefix("the oldest transaction id of the database \(database.name) is 12") == true
+                && told.first?.hasSuffix(
+                    "transactions old, and PostgreSQL stops at 2,000,000,000: autovacuum does not keep up, or something holds it back"
+                )
+                    == true,
+            "\(told)")
+        try old.execute("ROLLBACK")
+    }
+
     @Test func `it warns of a restored database until the next sweep`() throws {
         let database = try TestCluster.shared.database()
         try database.psql("UPDATE tokenkeeper.sweep_progress SET transaction_id = '99999999999'")
@@ -402,8 +461,8 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try refreshCache(&daemon)
         #expect(
-            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "17|1",
-            "six tables, what was rejected within an hour of two, six warnings, and the cleanup")
+            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "20|1",
+            "six tables, what was rejected within an hour of two, eleven warnings, and the cleanup")
     }
 
     @Test func `a look that is refused loses its own row, and no other`() throws {
@@ -418,7 +477,7 @@ import Testing
         try cache.refresh(on: &daemon)
         #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
-        #expect(try database.psql(fresh) == "16")
+        #expect(try database.psql(fresh) == "19")
         #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
         try cache.refresh(on: &daemon, at: .now + .seconds(600))
         #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
@@ -427,7 +486,7 @@ import Testing
         var next = StatusCache(.production)
         try next.refresh(on: &daemon)
         #expect(next.trouble == nil)
-        #expect(try database.psql(fresh) == "17")
+        #expect(try database.psql(fresh) == "20")
         #expect(try warnings(database) == [])
     }
 

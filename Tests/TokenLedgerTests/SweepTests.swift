@@ -305,4 +305,36 @@ import TokenModel
         #expect(report?.prunedDormant == 100, "as many as were counted")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token WHERE state = 'active'") == "500")
     }
+
+    @Test func `an event trigger that forbids DDL keeps no history longer than its retention`() throws {
+        try database.psql(
+            """
+            CREATE TABLE tokenkeeper.token_event_log_2020_01 (LIKE tokenkeeper.token_event_log INCLUDING ALL);
+            ALTER TABLE tokenkeeper.token_event_log ATTACH PARTITION tokenkeeper.token_event_log_2020_01
+                FOR VALUES FROM ('2020-01-01Z') TO ('2020-02-01Z');
+            CREATE TABLE tokenkeeper.token_event_log_2020_02 (LIKE tokenkeeper.token_event_log INCLUDING ALL);
+            ALTER TABLE tokenkeeper.token_event_log ATTACH PARTITION tokenkeeper.token_event_log_2020_02
+                FOR VALUES FROM ('2020-02-01Z') TO ('2020-03-01Z');
+            INSERT INTO tokenkeeper.token_event_log (at, topic_id, token_key, event)
+            SELECT d::timestamptz, 1, '\\xaa', 'registered' FROM unnest('{2020-01-05Z,2020-01-06Z,2020-02-05Z}'::text[]) AS d
+            """)
+        try database.psql(
+            """
+            CREATE FUNCTION public.refuse() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no DDL at night''; END';
+            CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION public.refuse()
+            """, user: "postgres")
+        let months = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'tokenkeeper.token_event_log'::regclass"
+        let before = try database.psql(months)
+        var daemon = try database.connect(user: "a_daemon")
+        let refused = try sweep(&daemon)
+        #expect(refused?.outcome == .failed && refused?.deletedEvents == 3)
+        #expect(
+            refused?.message?.contains("old months are empty") == true
+                && refused?.message?.contains("no DDL at night") == true)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event_log") == "0")
+        #expect(try database.psql(months) == before)
+        try database.psql("DROP EVENT TRIGGER refuse", user: "postgres")
+        #expect(try sweep(&daemon)?.outcome == .finished)
+        #expect(try Int(database.psql(months)) == Int(before).map { $0 - 2 })
+    }
 }

@@ -37,8 +37,8 @@ CREATE TABLE tokenkeeper.repeatable (
     applied_by text NOT NULL DEFAULT session_user
 );
 COMMENT ON TABLE tokenkeeper.repeatable IS
-    'The files of migrations/functions and migrations/views and grants.sql, as they were last applied. All functions and views are applied together.';
-COMMENT ON COLUMN tokenkeeper.repeatable.name IS 'The file without its extension, such as functions/20_registration.';
+    'The files that migrations/load-order lists, and grants.sql, as they were last applied. All functions and views are applied together.';
+COMMENT ON COLUMN tokenkeeper.repeatable.name IS 'The file without its extension, such as core/register.';
 COMMENT ON COLUMN tokenkeeper.repeatable.checksum IS 'SHA-256 of the file, in hex. If one differs, all are applied again.';
 COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that applied it. An older one never applies its own.';
 

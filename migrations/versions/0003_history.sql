@@ -1,6 +1,6 @@
 -- oldest daemon: 0.1.0
 --
--- The history of tokens, one partition per month. functions/40_history creates the months.
+-- The history of tokens, one partition per month. core/history creates the months.
 
 CREATE SEQUENCE tokenkeeper.event_id;
 COMMENT ON SEQUENCE tokenkeeper.event_id IS

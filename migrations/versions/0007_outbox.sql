@@ -185,3 +185,26 @@ COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
     'The boot of the machine and its process-id namespace. Daemons in the same scope can tell at once when another has ended.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting, in words.';
+
+CREATE TYPE tokenkeeper.due_request AS (
+    request_id     bigint,
+    token_key      bytea,
+    push_type      text COLLATE "C",
+    payload        text,
+    due_at         timestamptz,
+    campaign_id    bigint,
+    is_late        boolean,
+    alert_counted  boolean,
+    is_too_long    boolean,
+    state          text COLLATE "C",
+    reason         text,
+    invalidated_at timestamptz,
+    fault          text,
+    fate           text COLLATE "C",
+    earliest       timestamptz
+);
+COMMENT ON TYPE tokenkeeper.due_request IS
+    'A request on its way through a claim. payload: as it is sent; null if it is large. is_late: others wait for its token. is_too_long: a bad row of over 16 MiB. '
+    'state, reason and invalidated_at: of its token, null if it may be sent to; or the limit that refuses it. fault: why it cannot be sent. fate: forgotten, '
+    'failed, suppressed, postponed, behind or claimed. earliest: when the first of its device''s background pushes that count was sent.';
+REVOKE USAGE ON TYPE tokenkeeper.due_request FROM PUBLIC;

@@ -50,7 +50,7 @@ struct PartitionTurn {
     let role: Drain.Role
     /// The size of the partition when the pass began.
     let pages: Int
-    /// Whether applications have stopped writing to the partition, so that it may be truncated.
+    /// Whether applications have stopped writing to the partition, so that it may be truncated. True of the retry partition.
     let isSealed: Bool
     /// Whether a sealed partition has the right size for a bulk read.
     let suitsBulkRead: Bool

@@ -13,7 +13,8 @@ struct MigrationScript {
 
     /// GRANT and TRUNCATE both change the catalog's row of a partition: at once, the later one fails ("tuple concurrently updated"). Senders
     /// and batches do not wait for this lock.
-    static let keepPartitions = "LOCK TABLE tokenkeeper.send_result IN SHARE UPDATE EXCLUSIVE MODE;"
+    static let keepPartitions =
+        "LOCK TABLE tokenkeeper.send_result, tokenkeeper.registration IN SHARE UPDATE EXCLUSIVE MODE;"
 
     /// As `SchemaOwner.check`.
     private static let ownerCheck = """

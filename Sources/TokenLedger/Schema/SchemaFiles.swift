@@ -2,24 +2,24 @@
 public struct SchemaFiles: Equatable, Sendable {
     /// In order of their numbers.
     public var versions: [Migration]
-    /// Functions and views, in the order in which they are applied: by file name, without the folder.
+    /// Functions and views, in the order in which they are applied: that of `migrations/load-order`.
     public var repeatables: [Repeatable]
     /// The roles and their rights.
     public var grants: Repeatable
 
     public init(versions: [Migration], repeatables: [Repeatable], grants: Repeatable) {
         self.versions = versions.sorted { $0.version < $1.version }
-        self.repeatables = repeatables.sorted { $0.stem < $1.stem }
+        self.repeatables = repeatables
         self.grants = grants
     }
 
     /// The files in this binary.
     public static let embedded = SchemaFiles(
-        versions: embeddedTexts.compactMap { name, text in
+        versions: EmbeddedSQL.files.compactMap { name, text in
             name.hasPrefix("versions/") ? Migration(file: String(name.dropFirst("versions/".count)), sql: text) : nil
         },
-        repeatables: embeddedTexts.compactMap { name, text in
-            name.hasPrefix("functions/") || name.hasPrefix("views/") ? Repeatable(file: name, sql: text) : nil
+        repeatables: EmbeddedSQL.files.compactMap { name, text in
+            name.hasPrefix("versions/") || name == Grants.file ? nil : Repeatable(file: name, sql: text)
         },
         grants: Repeatable(file: Grants.file, sql: Grants.sql))
 
@@ -29,7 +29,7 @@ public struct SchemaFiles: Equatable, Sendable {
 
 /// A file of SQL that can be applied again and again: functions, views or grants.
 public struct Repeatable: Equatable, Sendable {
-    /// The path in `migrations/` without the extension, such as `functions/20_registration`.
+    /// The path in `migrations/` without the extension, such as `core/register`.
     public let name: String
     public let sql: String
 
@@ -37,7 +37,4 @@ public struct Repeatable: Equatable, Sendable {
         name = file.hasSuffix(".sql") ? String(file.dropLast(4)) : file
         self.sql = sql
     }
-
-    /// The file name without folder and extension, by which files are ordered.
-    var stem: Substring { name.split(separator: "/").last ?? "" }
 }

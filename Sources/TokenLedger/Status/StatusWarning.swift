@@ -5,7 +5,45 @@ struct StatusWarning {
     /// Returns one warning per row, the most important first. It may take a second; the first 20 rows are kept.
     let statement: String
 
-    static let all = [doubtful, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, unregistered]
+    static let all = [
+        doubtful, deadRows, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, sequences,
+        transactionIDs, unregistered,
+    ]
+
+    /// As `doctor` finds them: more than twice what lets autovacuum begin.
+    private static let deadRows = StatusWarning(
+        name: "dead rows",
+        statement: """
+            SELECT format('tokenkeeper.%s has %s dead rows and %s live ones: autovacuum does not keep up',
+                          s.relname, s.n_dead_tup, s.n_live_tup)
+            FROM pg_catalog.pg_stat_user_tables AS s
+            WHERE s.schemaname = 'tokenkeeper'
+              AND s.n_dead_tup > 100000 + 2 * current_setting('autovacuum_vacuum_scale_factor')::float8 * s.n_live_tup
+            ORDER BY s.n_dead_tup DESC
+            """)
+
+    /// Those of topics and campaigns begin again at their end.
+    private static let sequences = StatusWarning(
+        name: "sequences",
+        statement: """
+            SELECT format('the sequence tokenkeeper.%s has given out %s of its %s numbers', s.sequencename, s.last_value, s.max_value)
+            FROM pg_catalog.pg_sequences AS s
+            WHERE s.schemaname = 'tokenkeeper' AND NOT s.cycle AND s.last_value > s.max_value * 0.8
+            ORDER BY s.sequencename
+            """)
+
+    /// PostgreSQL begins to freeze at autovacuum_freeze_max_age, and stops at about two billion.
+    private static let transactionIDs = StatusWarning(
+        name: "transaction ids",
+        statement: """
+            SELECT format('the oldest %s id of the database %s is %s transactions old, and PostgreSQL stops at 2,000,000,000: '
+                          'autovacuum does not keep up, or something holds it back', a.kind, d.datname, a.age)
+            FROM pg_catalog.pg_database AS d
+            CROSS JOIN LATERAL (VALUES
+                ('transaction', age(d.datfrozenxid), current_setting('autovacuum_freeze_max_age')),
+                ('multixact', mxid_age(d.datminmxid), current_setting('autovacuum_multixact_freeze_max_age'))) AS a (kind, age, freezes_at)
+            WHERE d.datname = current_database() AND a.age > 1.25 * a.freezes_at::float8
+            """)
 
     private static let erasures = StatusWarning(
         name: "erasures",

@@ -5,19 +5,25 @@ extension Sweep {
     func tidyHistory(
         into findings: inout SweepFindings, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
-        try attempt("the history", into: &findings) {
-            do {
+        // Apart: without new months, for example because an event trigger forbids new tables, events go to token_event_log_other.
+        try attempt("new months of the history", into: &findings) {
+            try unlessLocked {
                 try step(on: &connection, while: goesOn) { connection, _ in
                     _ = try connection.query("SELECT tokenkeeper.prepare_event_months()")
                 }
-                while try forgetMonth(on: &connection, while: goesOn) {}
-            } catch let error as DatabaseError where error.sqlState == "55P03" {
-                // A long transaction is reading the history. The next sweep is soon enough: months are prepared well ahead.
             }
+        }
+        try attempt("old months of the history", into: &findings) {
+            try unlessLocked { while try forgetMonth(on: &connection, while: goesOn) {} }
         }
         try attempt("the history's transaction ids", into: &findings) {
             try resetTransactionIDs(on: &connection, while: goesOn)
         }
+    }
+
+    /// A long transaction may be reading the history. The next sweep is soon enough: months are prepared well ahead.
+    private func unlessLocked(_ work: () throws -> Void) throws {
+        do { try work() } catch let error as DatabaseError where error.sqlState == "55P03" {}
     }
 
     /// One month per transaction: its lock keeps registrations waiting.

@@ -1,0 +1,55 @@
+-- The gate: may this token be sent to? It takes no locks, and never waits for one.
+--
+-- It reads one index entry per token, whatever the size of the ledger was when the session planned the query. enable_seqscan = off keeps a
+-- plan from reading the whole ledger, but not from reading a whole index; so the queries are written such that only a look-up by the
+-- full key fits.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_sendable(token text, topic text, environment text DEFAULT 'production') RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    key bytea := tokenkeeper.token_key(is_sendable.token);
+BEGIN
+    IF key IS NULL THEN
+        RETURN false;
+    END IF;
+    -- Not a join: with a subquery, the planner can only use the whole key. A separate statement costs less than the same query as an expression.
+    PERFORM FROM tokenkeeper.suppression AS s
+    WHERE s.topic_id = (
+            SELECT t.topic_id FROM tokenkeeper.topic AS t
+            WHERE t.topic = is_sendable.topic COLLATE "C" AND t.environment = coalesce(is_sendable.environment, 'production') COLLATE "C"
+              AND t.gate IS DISTINCT FROM 'observe')
+      AND s.token_key = key;
+    RETURN NOT FOUND;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
+    'The gate, for one token: false if the token is malformed, or if it is suppressed, unless the topic''s gate only observes. An unknown token is '
+    'sendable. Never raises an error.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
+LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    of_topic integer := (
+        SELECT t.topic_id FROM tokenkeeper.topic AS t
+        WHERE t.topic = sendable.topic COLLATE "C" AND t.environment = coalesce(sendable.environment, 'production') COLLATE "C"
+          AND t.gate IS DISTINCT FROM 'observe');
+BEGIN
+    -- IS NOT TRUE instead of NOT EXISTS, which would become a join. OFFSET 0: each key is computed once.
+    RETURN QUERY
+        SELECT asked.token
+        FROM (SELECT a.token, a.position, tokenkeeper.token_key(a.token) AS key
+              FROM unnest(sendable.tokens COLLATE "C") WITH ORDINALITY AS a (token, position) OFFSET 0) AS asked
+        WHERE asked.key IS NOT NULL AND (
+            SELECT true FROM tokenkeeper.suppression AS s WHERE s.topic_id = of_topic AND s.token_key = asked.key) IS NOT TRUE
+        ORDER BY asked.position;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
+    'The gate, for a batch: returns the sendable tokens (if the topic''s gate only observes, all well-formed ones) in the order and spelling given, '
+    'with duplicates. Malformed tokens are left out. Never raises an error. Works on a standby.';

@@ -1,0 +1,73 @@
+-- What suppresses a token, in words: its cause, its state, its reason. The rule itself is the generated column ledger.suppressed. The functions of the two
+-- triggers on the ledger are here, too. They take no locks.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.cause_of(
+    stale_at timestamptz, suspect_at timestamptz, logged_out_at timestamptz, superseded_at timestamptz) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE greatest(stale_at, suspect_at, logged_out_at, superseded_at)
+    WHEN stale_at THEN 'stale'
+    WHEN suspect_at THEN 'suspect'
+    WHEN logged_out_at THEN 'unregistered_by_app'
+    WHEN superseded_at THEN 'superseded'
+END;
+COMMENT ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) IS
+    'The cause with the greatest instant; on a tie, the first of stale, suspect, unregistered_by_app, superseded. Null if there is none.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.invalidated_at(entry tokenkeeper.ledger) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN greatest((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at);
+COMMENT ON FUNCTION tokenkeeper.invalidated_at(tokenkeeper.ledger) IS 'The greatest instant of a cause of suppression; null if there is none.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.state_of(entry tokenkeeper.ledger) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (entry).suppressed
+    THEN tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at)
+    ELSE 'active'
+END;
+COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS
+    'The state of a token: active, or the cause of its suppression: stale, suspect, unregistered_by_app or superseded.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.reason_of(entry tokenkeeper.ledger) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at)
+    WHEN 'stale' THEN (entry).stale_reason
+    WHEN 'suspect' THEN (entry).suspect_reason
+    WHEN 'unregistered_by_app' THEN 'unregistered by the app'
+    WHEN 'superseded' THEN 'a newer token of the same device'
+END;
+COMMENT ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) IS
+    'The reason that came with the latest cause: for stale and suspect the reason of APNs, for the others a description. For people: compare the cause instead.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_suppression() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        DELETE FROM tokenkeeper.suppression AS s WHERE s.topic_id = old.topic_id AND s.token_key = old.token_key;
+    END IF;
+    IF new.suppressed_since IS NOT NULL THEN
+        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (new.suppressed_since, new.topic_id, new.token_key);
+    END IF;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.forget_tokens() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+BEGIN
+    DELETE FROM tokenkeeper.suppression AS s USING gone AS g
+    WHERE g.suppressed_since IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key;
+    INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
+    SELECT -count(*), g.topic_id, g.registered_at > '-infinity', tokenkeeper.state_of(g::tokenkeeper.ledger) FROM gone AS g GROUP BY 2, 3, 4;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.forget_tokens() IS
+    'Trigger: keeps the tables suppression and token_count in step with rows that were deleted from the ledger.';

@@ -1,0 +1,145 @@
+-- Topics: find them, create them, log their policies.
+--
+-- Locks: a new topic is one INSERT. Whoever creates the same topic at that moment waits for it; several are created in order of environment and topic.
+
+-- Both are inlined: a batch calls them for each row.
+CREATE OR REPLACE FUNCTION tokenkeeper.environment_fault(environment text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE
+    THEN 'environment is ' || coalesce(quote_literal(left(environment, 20)), 'null') || ', expected ''production'' or ''sandbox''' END;
+COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'What is wrong with the name of an environment, and what was expected; null if nothing.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_token(topic text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN coalesce(octet_length(tokenkeeper.parse_token(is_token.topic)) >= 64, false);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.is_token(text) IS
+    'Whether a topic is a device token: what parse_token reads as 32 bytes or more. A caller that mixes up its columns passes one, and topics stay in the '
+    'statistics.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN coalesce(topic, '') COLLATE "C" = '' THEN 'topic is missing, expected the apns-topic header'
+    WHEN octet_length(topic) > 512 THEN 'topic is ' || octet_length(topic)::text || ' bytes long, expected at most 512'
+    -- Only the place: a caller that mixes up its columns passes a token.
+    WHEN topic COLLATE "C" ~ '[^!-~]'
+        THEN 'topic has a blank or a character that no header can carry at position '
+             || (length(substring(topic COLLATE "C" FROM '^[!-~]*')) + 1)::text || ', expected visible ASCII'
+    -- Most topics are shorter, and cost no call.
+    WHEN octet_length(topic) >= 64 AND tokenkeeper.is_token(topic) THEN 'topic is a device token, expected the apns-topic header' END;
+COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
+    'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters that is no device token, and what was '
+    'expected; null if nothing.';
+
+-- Senders choose topics, other sessions their application_name, and APNs or what answers in its place the reasons.
+CREATE OR REPLACE FUNCTION tokenkeeper.without_backticks(words text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN translate(words, '`', '''');
+COMMENT ON FUNCTION tokenkeeper.without_backticks(text) IS
+    'A text that others have chosen, for a message: what stands in backticks there is a command of ours, which people copy. Each backtick becomes a quote.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text COLLATE "C" := ensure_topic.topic;
+    env text COLLATE "C" := ensure_topic.environment;
+    fault text := coalesce(tokenkeeper.environment_fault(env), tokenkeeper.topic_fault(name));
+    found_id integer;
+BEGIN
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+        IF FOUND THEN
+            IF current_setting('transaction_isolation') <> 'read committed' THEN
+                -- An older snapshot may show a topic that a sweep has deleted. Then this raises 40001.
+                PERFORM FROM tokenkeeper.topic AS t WHERE t.topic_id = found_id FOR KEY SHARE;
+            END IF;
+            RETURN found_id;
+        END IF;
+        INSERT INTO tokenkeeper.topic AS t (environment, topic) VALUES (env, name)
+        ON CONFLICT DO NOTHING
+        RETURNING t.topic_id INTO found_id;
+        IF FOUND THEN
+            RETURN found_id;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
+    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text COLLATE "C" := known_topic.topic;
+    env text COLLATE "C" := known_topic.environment;
+    found_id integer;
+BEGIN
+    PERFORM tokenkeeper.require_read_committed();
+    SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+    IF NOT FOUND THEN
+        -- The message below shows it.
+        IF tokenkeeper.is_token(name) THEN
+            RAISE EXCEPTION '%', tokenkeeper.topic_fault(name) USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        RAISE EXCEPTION 'topic % is not known in environment %', coalesce(quote_literal(left(name, 512)), 'null'),
+            coalesce(quote_literal(left(env, 20)), 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
+                (SELECT 'It is known in environment ' || quote_literal(t.environment) || '.' FROM tokenkeeper.topic AS t WHERE t.topic = name LIMIT 1),
+                (SELECT 'There is ' || quote_literal(t.topic) || '.' FROM tokenkeeper.topic AS t
+                 WHERE t.environment = env AND lower(t.topic) = lower(name) LIMIT 1),
+                'tokenkeeper.topic_policy lists the known topics, for a reader or an operator.');
+    END IF;
+    RETURN found_id;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
+    'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is not known, 25001 if the isolation level is not read committed.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.check_topic() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    fault text := coalesce(tokenkeeper.environment_fault(new.environment), tokenkeeper.topic_fault(new.topic));
+BEGIN
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- After the last number come the first ones again.
+    WHILE EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic_id = new.topic_id) LOOP
+        new.topic_id := nextval('tokenkeeper.topic_topic_id_seq');
+    END LOOP;
+    RETURN new;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.check_topic() IS
+    'Trigger: refuses a policy for what is no topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
+    'numbers that are in use.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO tokenkeeper.operation (operation, environment, topic, message)
+    SELECT 'policy_changed', new.environment, new.topic,
+           string_agg(n.key || ' is ' || coalesce(n.value, 'the default') || ', was ' || coalesce(o.value, 'the default'), '; '
+                      ORDER BY n.key)
+    FROM jsonb_each_text(to_jsonb(new)) AS n JOIN jsonb_each_text(to_jsonb(old)) AS o USING (key)
+    WHERE n.value IS DISTINCT FROM o.value;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.note_policy() IS 'Trigger: logs a changed topic_policy in operation.';

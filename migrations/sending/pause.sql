@@ -1,0 +1,52 @@
+-- Pause and resume sending to a topic, by a person. Locks: the topic's row in paused_topic.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.pause_sending(topic text, environment text DEFAULT 'production', reason text DEFAULT 'paused by an operator')
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    the_topic text COLLATE "C" := pause_sending.topic;
+    the_environment text COLLATE "C" := coalesce(pause_sending.environment, 'production');
+BEGIN
+    -- A typing error must not look like a pause.
+    IF the_environment NOT IN ('production', 'sandbox') OR coalesce(the_topic, '') = '' THEN
+        RAISE EXCEPTION 'expected a topic, and the environment production or sandbox' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF tokenkeeper.topic_fault(the_topic) IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.topic_fault(the_topic) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(pause_sending.reason) > 1000 THEN
+        RAISE EXCEPTION 'reason is % bytes long, expected at most 1000', octet_length(pause_sending.reason) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO tokenkeeper.paused_topic AS h (environment, topic, reason)
+    VALUES (the_environment, the_topic, coalesce(pause_sending.reason, ''))
+    ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        INSERT INTO tokenkeeper.operation (operation, environment, topic, message)
+        VALUES ('sending_paused', the_environment, the_topic, pause_sending.reason);
+    END IF;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.pause_sending(text, text, text) IS
+    'Pauses a topic: no daemon claims its requests until resume_sending. Returns false if it was already paused; the earlier reason stays. '
+    'Raises 22023 for a missing topic, a topic over 512 bytes, an unknown environment, or a reason over 1000 bytes.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.resume_sending(topic text, environment text DEFAULT 'production') RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    the_topic text COLLATE "C" := resume_sending.topic;
+    the_environment text COLLATE "C" := coalesce(resume_sending.environment, 'production');
+BEGIN
+    DELETE FROM tokenkeeper.paused_topic AS h WHERE h.topic = the_topic AND h.environment = the_environment;
+    IF FOUND THEN
+        INSERT INTO tokenkeeper.operation (operation, environment, topic) VALUES ('sending_resumed', the_environment, the_topic);
+    END IF;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.resume_sending(text, text) IS
+    'Ends the pause of a topic, once the cause is fixed: its requests are sent again. Returns false if the topic was not paused.';

@@ -1,0 +1,112 @@
+-- Single requests: what can be sent, and what is wrong with what cannot. Pure functions, which the claims and enqueue call. No locks.
+
+-- Without its own search_path, which would double the cost: each name in it has its schema.
+CREATE OR REPLACE FUNCTION tokenkeeper.parsed_payload(payload json) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $$
+BEGIN
+    -- The longest payload that can be sent has 5120 bytes, and each can be written as an escape of up to six bytes.
+    -- One that takes more as it is stored is not read.
+    IF pg_catalog.pg_column_size(parsed_payload.payload) OPERATOR(pg_catalog.>) 65536
+        OR pg_catalog.octet_length(parsed_payload.payload::pg_catalog.text) OPERATOR(pg_catalog.>) 65536 THEN
+        RETURN NULL;
+    END IF;
+    RETURN parsed_payload.payload::pg_catalog.jsonb;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.parsed_payload(json) IS 'A payload as jsonb; null if PostgreSQL cannot convert it: see payload_fault.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.payload_length(payload jsonb) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN octet_length(replace(replace(payload::text, ': ', ':'), ', ', ','));
+EXCEPTION WHEN program_limit_exceeded OR out_of_memory THEN
+    RETURN 2147483647;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.payload_length(jsonb) IS
+    'A lower bound for the bytes of a payload without blanks; 2147483647 if its text is longer than PostgreSQL allows (as jsonb, 1e131071 is written out).';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.is_background_push(payload jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(payload -> 'aps' -> 'content-available' = '1'::jsonb
+                AND NOT (payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
+COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS 'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN topic COLLATE "C" LIKE '%.voip' THEN 'voip'
+    WHEN topic COLLATE "C" LIKE '%.complication' THEN 'complication'
+    WHEN topic COLLATE "C" LIKE '%.pushkit.fileprovider' THEN 'fileprovider'
+    WHEN topic COLLATE "C" LIKE '%.push-type.liveactivity' THEN 'liveactivity'
+    WHEN topic COLLATE "C" LIKE '%.push-type.widgets' THEN 'widgets'
+    WHEN topic COLLATE "C" LIKE '%.push-type.controls' THEN 'controls'
+    WHEN topic COLLATE "C" LIKE '%.location-query' THEN 'location'
+    WHEN topic COLLATE "C" LIKE '%.voip-ptt' THEN 'pushtotalk'
+    WHEN payload ? 'mdm' THEN 'mdm'
+    WHEN tokenkeeper.is_background_push(payload) THEN 'background'
+    ELSE 'alert'
+END;
+COMMENT ON FUNCTION tokenkeeper.push_type_of(jsonb, text) IS
+    'The push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.payload_fault(payload json) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF tokenkeeper.length_of_payload(payload_fault.payload) > 65536 THEN
+        RETURN 'payload is ' || tokenkeeper.length_of_payload(payload_fault.payload)::text || ' bytes long as written, expected at most 65536';
+    END IF;
+    PERFORM payload_fault.payload::jsonb;
+    RETURN NULL;
+EXCEPTION
+    WHEN numeric_value_out_of_range THEN
+        RETURN 'payload has a number that is too large or too precise';
+    WHEN data_exception THEN
+        RETURN 'payload has an escape that is not a character: U+0000, half a surrogate pair, or a character that the database''s encoding lacks';
+    WHEN program_limit_exceeded OR out_of_memory THEN
+        RETURN 'payload is too long or nested too deeply';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
+    environment text, topic text, payload jsonb, push_type text, priority integer, expiration timestamptz, collapse_id text,
+    scheduled_at timestamptz, payload_text text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE
+    WHEN environment COLLATE "C" NOT IN ('production', 'sandbox') THEN tokenkeeper.environment_fault(environment)
+    WHEN tokenkeeper.topic_fault(topic) IS NOT NULL THEN tokenkeeper.topic_fault(topic)
+    WHEN payload IS NULL THEN 'payload is missing, expected a JSON object'
+    WHEN jsonb_typeof(payload) <> 'object' THEN 'payload is a JSON ' || jsonb_typeof(payload) || ', expected an object'
+    WHEN push_type COLLATE "C" NOT IN ('alert', 'background', 'voip', 'complication', 'fileprovider', 'mdm', 'liveactivity', 'location', 'pushtotalk',
+                           'widgets', 'controls')
+        THEN 'push_type is ' || quote_literal(left(push_type, 20)) || ', expected alert, background, voip, complication, fileprovider, '
+             || 'mdm, liveactivity, location, pushtotalk, widgets or controls'
+    WHEN push_type COLLATE "C" = 'background' AND NOT tokenkeeper.is_background_push(payload)
+        THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'
+    WHEN push_type COLLATE "C" = 'alert' AND tokenkeeper.is_background_push(payload)
+        THEN 'push_type is alert, expected background: the payload has content-available 1 and no alert, sound or badge'
+    WHEN push_type COLLATE "C" = 'background' AND priority <> 5 THEN 'priority is ' || priority::text || ', expected 5 for a background push'
+    WHEN priority NOT IN (10, 5, 1) THEN 'priority is ' || priority::text || ', expected 10, 5 or 1'
+    WHEN NOT isfinite(expiration) OR expiration < 'epoch'
+        THEN 'expiration is ' || CASE WHEN isfinite(expiration) THEN 'before 1970' ELSE 'infinite' END || ', expected a finite instant, or null'
+    WHEN expiration > 'epoch' AND expiration <= scheduled_at
+        THEN 'expiration is not later than scheduled_at: the request would expire before it may be sent'
+    WHEN octet_length(collapse_id) NOT BETWEEN 1 AND 64
+        THEN 'collapse_id is ' || octet_length(collapse_id)::text || ' bytes long, expected 1 to 64'
+    WHEN collapse_id COLLATE "C" ~ '[^ -~]|^ | $' THEN 'collapse_id has characters that no header can carry'
+    -- A lower bound: separators inside strings are removed too. The exact length is checked when it is sent.
+    WHEN CASE WHEN payload_text IS NOT NULL THEN octet_length(replace(replace(payload_text COLLATE "C", ': ', ':'), ', ', ','))
+              ELSE tokenkeeper.payload_length(payload) END > CASE push_type COLLATE "C" WHEN 'voip' THEN 5120 ELSE 4096 END
+        THEN 'payload is over ' || CASE push_type COLLATE "C" WHEN 'voip' THEN '5120' ELSE '4096' END || ' bytes long'
+END;
+COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) IS
+    'Why APNs would refuse a request, whatever its token: what was found and what was expected; null if it would not. push_type is never null. '
+    'scheduled_at is the sender''s; null if a daemon has set another one. payload_text is the text of the payload if it is known, or null.';

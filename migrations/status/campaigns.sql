@@ -1,0 +1,55 @@
+-- For people: how far each campaign is.
+
+CREATE OR REPLACE VIEW tokenkeeper.campaign_progress WITH (security_barrier) AS
+SELECT c.campaign_id, c.name, c.environment, c.topic, c.state, c.addressed,
+       c.addressed - e.accepted - e.stale - e.suspect - e.suppressed - e.failed - e.cancelled - e.forgotten AS waiting,
+       e.accepted, e.stale, e.suspect, e.suppressed, e.failed, e.cancelled, e.forgotten,
+       CASE WHEN c.ended_at IS NULL THEN r.per_second END AS per_second,
+       CASE WHEN c.state = 'running' AND c.ended_at IS NULL AND r.per_second > 0
+            THEN now() + greatest(CASE WHEN c.is_addressed THEN c.addressed ELSE greatest(c.expected, c.addressed) END - e.ended, 0)
+                         / r.per_second * interval '1 second' END AS expected_end,
+       c.created_at, c.started_at, c.ended_at, c.created_by, c.scheduled_at, c.max_per_second, c.is_addressed, c.expected,
+       c.audience_kind || coalesce(': ' || c.audience, '') AS audience
+FROM tokenkeeper.campaign AS c
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(n.requests), 0)::bigint AS ended,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'accepted'), 0)::bigint AS accepted,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'stale'), 0)::bigint AS stale,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'suspect'), 0)::bigint AS suspect,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'suppressed'), 0)::bigint AS suppressed,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'failed'), 0)::bigint AS failed,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'cancelled'), 0)::bigint AS cancelled,
+           coalesce(sum(n.requests) FILTER (WHERE n.outcome = 'forgotten'), 0)::bigint AS forgotten,
+           coalesce(sum(n.requests) FILTER (WHERE n.ended_at > clock_timestamp() - interval '10 seconds'), 0)::bigint AS recent
+    FROM tokenkeeper.campaign_ending AS n WHERE n.campaign_id = c.campaign_id AND n.outcome <> 'requeued') AS e
+CROSS JOIN LATERAL (
+    SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r
+-- A sender sees its own. Whoever may read the table sees all.
+WHERE c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
+COMMENT ON VIEW tokenkeeper.campaign_progress IS
+    'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. '
+    'At every moment, addressed is the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and forgotten.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS
+    'How many tokens have got a request so far. Tokens that were suppressed when the daemon addressed them do not count.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Requests that have not ended: not sent yet, in flight, or to be retried.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'APNs has accepted them. That is no proof that a device has shown them.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded that the device does not take them any more: 410.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the token for another reason, such as BadDeviceToken.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate or a limit refused them after they were addressed: see suppressed_send.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send; or expiration had passed before they were sent.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
+    'Before they ended, forget, forget_device or forget_user erased their token, or the device or user that the campaign was for.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS
+    'The login role (session_user) that called enqueue, whatever SET ROLE says. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many of its requests all daemons together send within a second; null for no limit.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
+    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
+    'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS
+    'Whether the whole audience has been addressed. It stays false if expiration passed before.';
