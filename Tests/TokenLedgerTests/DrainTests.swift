@@ -167,6 +167,29 @@ import TokenModel
         #expect(try database.psql("SELECT sum(results) FROM tokenkeeper.result_stat") == "3")
     }
 
+    @Test func `an internal error of PostgreSQL rejects no row`() throws {
+        // As when a migration drops a function in the middle of a batch.
+        try database.psql(
+            """
+            CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE EXCEPTION 'cache lookup failed for function 1' USING ERRCODE = 'XX000'; END $$;
+            CREATE TRIGGER fail BEFORE INSERT ON tokenkeeper.ledger FOR EACH ROW WHEN (new.token_key = '\\xbb') EXECUTE FUNCTION public.fail()
+            """)
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_result (topic, token, status, body) SELECT 't', t, 410, \(Self.death) FROM unnest('{aa,bb,cc}'::text[]) AS t",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = Drain(lockTimeout: .milliseconds(50), guardLimits: .off, interpret: Interpretation.verdict(on:))
+        let pass = try drain.onePass(on: &daemon)
+        #expect(pass.rejected == 0)
+        try database.psql("DROP TRIGGER fail ON tokenkeeper.ledger")
+        try eventually("all are recorded") {
+            _ = try drain.onePass(on: &daemon)
+            return try database.psql("SELECT count(*) FROM tokenkeeper.suppressed_token") == "3"
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "0")
+    }
+
     @Test func `ranges that can be neither recorded nor moved stay, and rows behind them are recorded`()
         throws
     {
@@ -296,6 +319,8 @@ import TokenModel
         #expect(DatabaseError(sqlState: "55P03", message: "").remedy == .retry)
         #expect(DatabaseError(sqlState: "23514", message: "").remedy == .fixData)
         #expect(DatabaseError(sqlState: "53100", message: "").remedy == .fixSetup)
+        #expect(DatabaseError(sqlState: "XX000", message: "cache lookup failed for function 1").remedy == .retry)
+        #expect(DatabaseError(sqlState: "XX000", message: "invalid memory alloc request size 1").remedy == .fixData)
     }
 
     @Test func `locked tokens, new topics and new tokens do not delay the rest`() throws {

@@ -213,7 +213,7 @@ BEGIN
     IF this.on_delete = 'unregister' THEN
         wanted := wanted || 'delete'::text;
     END IF;
-    SELECT string_agg(w.kind, ', ') INTO problem FROM unnest(wanted) AS w (kind)
+    SELECT string_agg(w.kind, ', ' ORDER BY w.n) INTO problem FROM unnest(wanted) WITH ORDINALITY AS w (kind, n)
     WHERE NOT EXISTS (
         SELECT FROM pg_catalog.pg_trigger AS t
         WHERE t.tgrelid = this.table_id AND t.tgname = 'tokenkeeper_' || w.kind || '_' || this.source_id

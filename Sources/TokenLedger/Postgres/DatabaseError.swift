@@ -61,6 +61,9 @@ public struct DatabaseError: Error, Equatable {
 
     public var remedy: Remedy {
         switch kind {
+        // An internal error: an object went away in the middle of a statement ("cache lookup failed for function …" during a migration), and no
+        // row is to blame. But a row may be too large for PostgreSQL. PostgreSQL never translates these messages.
+        case .server("XX000"): message.contains("memory alloc request size") ? .fixData : .retry
         case .server(let sqlState): Self.remedy(for: sqlState)
         // The password file is read for each connection: once it is fixed, the next attempt succeeds.
         case .login, .connection, .configuration: .reconnect
@@ -84,7 +87,7 @@ public struct DatabaseError: Error, Equatable {
         switch sqlState {
         case "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "42883": return .reconnect
         case "55P03", "40001", "40P01", "57014": return .retry
-        case "54000", "XX000": return .fixData
+        case "54000": return .fixData
         default: break
         }
         switch sqlState.prefix(2) {

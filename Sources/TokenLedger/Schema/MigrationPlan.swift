@@ -42,7 +42,9 @@ public struct MigrationPlan: Equatable, Sendable {
     public func lines(_ verb: String) -> [String] {
         var lines = versions.map { "\(verb) version \($0.version) \($0.name)" }
         if !repeatables.isEmpty {
-            let why = differing.isEmpty ? "" : " (new or changed: \(differing.joined(separator: ", ")))"
+            // In a new schema, all are new.
+            let isTelling = !differing.isEmpty && differing.count < repeatables.count
+            let why = isTelling ? " (new or changed: \(differing.joined(separator: ", ")))" : ""
             lines.append("\(verb) all \(repeatables.count) files of functions and views\(why)")
         }
         if rights == .apply { lines.append("\(verb) grants: the roles exist and have their rights") }
