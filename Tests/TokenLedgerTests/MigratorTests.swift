@@ -333,10 +333,10 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let database = try TestCluster.shared.database()
         var owner = try database.connect()
         var files = SchemaFiles.embedded
-        files.repeatables.append(Repeatable(file: "functions/53_more.sql", sql: "SELECT 1;"))
-        try Migrator(files, daemon: v2).migrate(&owner) { #expect($0.differing == ["functions/53_more"]) }
-        try Migrator(daemon: v3).migrate(&owner) { #expect($0.differing == ["functions/53_more"]) }
-        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.repeatable WHERE name = 'functions/53_more'") == "0")
+        files.repeatables.append(Repeatable(file: "sending/more.sql", sql: "SELECT 1;"))
+        try Migrator(files, daemon: v2).migrate(&owner) { #expect($0.differing == ["sending/more"]) }
+        try Migrator(daemon: v3).migrate(&owner) { #expect($0.differing == ["sending/more"]) }
+        #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.repeatable WHERE name = 'sending/more'") == "0")
         try Migrator(daemon: v3).check(&owner)
     }
 

@@ -63,6 +63,29 @@ import Testing
         #expect(next(&turn) == .batch(4928..<4992))
     }
 
+    @Test func `what is behind a refused range comes first, and the range again once the end was reached`() {
+        var first = turn(pages: 500)
+        find(0, &first)
+        #expect(next(&first) == .batch(0..<64))
+        first.ran(0..<64, .dataRefused)
+        #expect(next(&first, after: 200) == .yield)
+        var cursor = first.cursor
+        cursor.beginPass(pages: 500)
+        var second = turn(cursor, pages: 500)
+        find(0, &second)
+        #expect(next(&second) == .look([64..<Self.ahead]))
+        second.looked(foundAt: 64, now: Self.start)
+        #expect(next(&second) == .batch(64..<128))
+        second.ran(64..<128, .finished)
+        find(nil, &second)
+        #expect(next(&second) == .done)
+        cursor = second.cursor
+        cursor.beginPass(pages: 500)
+        var third = turn(cursor, pages: 500)
+        find(0, &third)
+        #expect(next(&third) == .batch(0..<64))
+    }
+
     @Test func `at the end of the time slice it yields, and the next turn continues there`() {
         var first = turn(pages: 500)
         find(0, &first)
@@ -243,6 +266,9 @@ import Testing
         var locked: Set<Int> = []
         /// First pages of ranges that meet a setup error.
         var failing: Set<Int> = []
+        /// First pages of ranges whose data PostgreSQL refuses.
+        var refusing: Set<Int> = []
+        var refusedSinceEnd: Set<Int> = []
         var isPartitionLocked = false
         let role: Drain.Role
         let isSealed: Bool
@@ -286,7 +312,7 @@ import Testing
                     disturb()
                 } else {
                     commit()
-                    (locked, failing, isPartitionLocked) = ([], [], false)
+                    (locked, failing, refusing, isPartitionLocked) = ([], [], [], false)
                 }
                 cursor.beginPass(pages: pages)
                 blockedInPass = []
@@ -303,6 +329,7 @@ import Testing
             let ranges = Set(rows.keys.map { $0 / Partition.pagesPerRange * Partition.pagesPerRange }).sorted()
             locked = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
             failing = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
+            refusing = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
             isPartitionLocked = Int.random(in: 0..<5, using: &chance) == 0
         }
 
@@ -337,6 +364,7 @@ import Testing
                     return
                 case .leave: return
                 case .done:
+                    refusedSinceEnd = []
                     if setupErrors > PartitionTurn.errorBudget { violations.append("\(setupErrors) setup errors") }
                     return
                 }
@@ -371,6 +399,12 @@ import Testing
                 return .rowsLocked
             }
             if failing.contains(range.lowerBound) { return .setupFailed }
+            if refusing.contains(range.lowerBound) {
+                if !refusedSinceEnd.insert(range.lowerBound).inserted {
+                    violations.append("\(range) was refused twice before the end")
+                }
+                return .dataRefused
+            }
             for page in range { taken += rows.removeValue(forKey: page) ?? 0 }
             return .finished
         }

@@ -331,7 +331,7 @@ import TokenModel
         #expect(
             refused?.message?.contains("old months are empty") == true
                 && refused?.message?.contains("no DDL at night") == true)
-        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event_log") == "0")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token_event_log") == "0", "truncated")
         #expect(try database.psql(months) == before)
         try database.psql("DROP EVENT TRIGGER refuse", user: "postgres")
         #expect(try sweep(&daemon)?.outcome == .finished)

@@ -1,5 +1,7 @@
 -- How many tokens are in each state: token_count. Each change of a state adds to it in its own transaction, so the counts are exact at COMMIT and nothing
--- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (forget_tokens). Counting takes no lock.
+-- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (note_deletion).
+--
+-- Locks: counting locks no row. fold_token_count waits for another fold. recount_tokens takes SHARE UPDATE EXCLUSIVE on token_count.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_change(was tokenkeeper.ledger, is_now tokenkeeper.ledger)
 RETURNS TABLE (tokens integer, topic_id integer, registered boolean, state text)

@@ -1,10 +1,11 @@
--- Which of a device's tokens is current. Those with an earlier registration are superseded; all of them share the latest tags.
+-- Which of a device's tokens is current. A token with an earlier registration is superseded, and superseded_at is that registration. The current token and those
+-- that were reported take the latest tags of the device. A device_id with more than 20 tokens is a constant, and supersedes none.
 --
--- Nearly always there is nothing to decide. Two transactions that report a device's first two tokens at once cannot see each other: both tokens stay current
--- until one registers again (column unresolved).
+-- Most calls decide nothing: the device has one token. Two transactions that report a device's first two tokens at once cannot see each other: both tokens stay
+-- current until one registers again (column unresolved).
 --
--- Locks: the caller holds the tokens that were reported. Of their devices, the other tokens are locked only if they are free, and nothing waits. If one is not
--- free, nothing is decided, and a queued row makes a daemon compare the device later. So two calls never deadlock.
+-- Locks: the caller holds the tokens that were reported. resolve_devices locks the other tokens of their devices with SKIP LOCKED. If one is locked, it queues a
+-- row in registration_retry, and a daemon compares the device later. So two calls never deadlock.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.has_one_token_per_device(topic text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -1,11 +1,12 @@
--- A person's right to erasure: forget, forget_device and forget_user.
+-- A person's right to erasure: forget, forget_device and forget_user. The table erasure and names_in are in versions/0013_erasure.
 --
--- Each deletes at once what an index finds, and leaves a row in erasure. No drain stands still, and no queue is searched. A queued row that was reported
+-- Each deletes at once what an index finds, and leaves a row in erasure. No drain stands still, and forget searches no queue. A queued row that was reported
 -- before is dropped where it surfaces: by the drains, and by the claim of requests. A batch that was running at that moment may still write;
--- finish_erasures deletes that, when every transaction from before has ended.
+-- finish_erasures deletes that, when every transaction from before has ended. It also reads the outbox.
 --
--- Locks: one erase at a time; then its tokens in key order. It waits for a token at most ten seconds, and holds no other token while it waits. Then the rows of
--- campaigns and requests.
+-- Locks: forget takes SHARE UPDATE EXCLUSIVE on erasure, so one runs at a time. It locks the tokens, and those that share their tags, by (topic_id, token_key). It
+-- waits at most ten seconds for each, and holds no other token meanwhile. With all tokens locked, it waits for campaigns, batches and requests. finish_erasures
+-- does not take the first lock, and waits for no token.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forgotten_results(reports tokenkeeper.token_report[]) RETURNS integer[]
 LANGUAGE plpgsql STABLE
@@ -169,7 +170,7 @@ BEGIN
         SELECT DISTINCT f.campaign_id, f.batch
         FROM tokenkeeper.campaign AS c CROSS JOIN unnest(keys) AS k (token_key)
         CROSS JOIN LATERAL (SELECT a.campaign_id, a.batch FROM tokenkeeper.campaign_batch AS a
-                            WHERE a.campaign_id = c.campaign_id AND a.first_key <= k.token_key ORDER BY a.first_key DESC LIMIT 1) AS f
+                            WHERE a.campaign_id + 0 = c.campaign_id AND a.first_key <= k.token_key ORDER BY a.first_key DESC LIMIT 1) AS f
         WHERE c.ended_at IS NULL
         ORDER BY f.campaign_id, f.batch
     LOOP
@@ -393,7 +394,7 @@ BEGIN
             -- A token is locked, or has come to the device or the user, or left it: begin again, without the locks.
             RAISE EXCEPTION 'begin again' USING ERRCODE = 'TK001';
         EXCEPTION WHEN SQLSTATE 'TK001' THEN
-            -- Wait for it without holding another token, and do not keep it either.
+            -- Wait for it while no other token is locked, and release it.
             BEGIN
                 PERFORM FROM tokenkeeper.ledger AS l WHERE l.topic_id = busy.busy_topic AND l.token_key = busy.busy_key FOR UPDATE;
                 RAISE EXCEPTION 'it is free' USING ERRCODE = 'TK001';

@@ -1,4 +1,4 @@
--- The gate: may this token be sent to? It takes no locks, and never waits for one.
+-- The gate: may this token be sent to? It waits only for reap_topics and for a migration.
 --
 -- It reads one index entry per token, whatever the size of the ledger was when the session planned the query. enable_seqscan = off keeps a
 -- plan from reading the whole ledger, but not from reading a whole index; so the queries are written such that only a look-up by the

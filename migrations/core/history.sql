@@ -1,6 +1,7 @@
 -- The months of the history, token_event_log: made ahead by the sweep, and dropped whole when they are older than the retention.
 --
--- Locks: the sweep sets a lock_timeout, and tries again in the next one.
+-- Locks: prepare_event_months takes SHARE UPDATE EXCLUSIVE on token_event_log and ACCESS EXCLUSIVE on token_event_log_other. forget_event_month takes ACCESS
+-- EXCLUSIVE on token_event_log and the dropped month. Both wait for the sweep's lock_timeout at most, and the next sweep tries again.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.prepare_event_months() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -69,19 +70,20 @@ BEGIN
         IF events < 100000 THEN
             EXECUTE format('SELECT count(*) FROM tokenkeeper.%I', partition) INTO events;
         END IF;
-        BEGIN
-            EXECUTE format('DROP TABLE tokenkeeper.%I', partition);
-            RETURN events;
-        EXCEPTION
-            WHEN lock_not_available OR deadlock_detected THEN
-                RAISE;
-            WHEN OTHERS THEN
-                -- An event trigger of the database refuses it. The rows can go nevertheless.
-                refusal := sqlerrm;
-        END;
-        EXECUTE format('DELETE FROM tokenkeeper.%1$I AS e WHERE e.ctid IN (SELECT o.ctid FROM tokenkeeper.%1$I AS o LIMIT 10000)', partition);
-        GET DIAGNOSTICS events = ROW_COUNT;
+        IF refusal IS NULL THEN
+            BEGIN
+                EXECUTE format('DROP TABLE tokenkeeper.%I', partition);
+                RETURN events;
+            EXCEPTION
+                WHEN lock_not_available OR deadlock_detected THEN
+                    RAISE;
+                WHEN OTHERS THEN
+                    refusal := sqlerrm;
+            END;
+        END IF;
         IF events > 0 THEN
+            -- An event trigger of the database refuses the DROP. There is none for TRUNCATE.
+            EXECUTE format('TRUNCATE tokenkeeper.%I', partition);
             RETURN events;
         END IF;
     END LOOP;
@@ -92,8 +94,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_event_month(timestamptz) IS
-    'Deletes up to 10,000 events of token_event_log_other from before an instant; if there are none, drops the oldest month that ends before it, or deletes '
-    'up to 10,000 of its events if an event trigger refuses the drop. Returns how many events (about), or null if nothing is left. The sweep calls it until '
+    'Deletes up to 10,000 events of token_event_log_other from before an instant; if there are none, drops the oldest month that ends before it, or '
+    'truncates it if an event trigger refuses the drop. Returns how many events (about), or null if nothing is left. The sweep calls it until '
     'then, with a short lock_timeout, in a transaction each. Raises 22023 for an instant less than 31 days ago, and P0001 if only empty tables are left that '
     'cannot be dropped.';
 

@@ -1,8 +1,9 @@
 -- Which parts of the queues a batch may take, and who may stop all batches.
 --
--- Locks: a batch of the drain takes lock_drain (shared), the partition, then lock_range_N, each with NOWAIT: it yields, and never waits. reinstate and
--- release_held take lock_drain alone, exclusively, and wait for the batches that run. They are locks on empty tables: advisory locks belong to the
--- application.
+-- Locks: a batch of the drain takes lock_drain (shared), the partition, then lock_range_N, each with NOWAIT: it yields, and never waits. lock_partition takes
+-- lock_drain (shared), then the partition in ACCESS EXCLUSIVE, with NOWAIT. lock_out_drains is for reinstate and release_held: it takes lock_drain alone,
+-- exclusively, and waits ten seconds at most for the batches that run. lock_sweep_claim waits as long as lock_timeout says. They are locks on empty tables:
+-- advisory locks belong to the application.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.partitions_of(queue text) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE

@@ -1,7 +1,10 @@
--- What one report about a token does to its row: the rule that all writers of the ledger share.
+-- What one report about a token does to its row: the rule of register, unregister, merge_batch and record.
 --
--- Each fact is the greatest that was ever reported (merged). So reports may arrive late, twice and in any order. event_of says what the history tells of it,
--- and checks_of which devices resolve_devices must look at. All are pure and take no locks. The planner inlines them.
+-- A token_report says what a registration, a logout, a 410 or a suspect says. A suspect is a response that casts doubt on its token. registered_at is -infinity
+-- if the token was never registered.
+--
+-- Each fact is the greatest that was ever reported (merged). So reports may arrive late, twice and in any order. event_of makes the event for the history.
+-- checks_of names the devices that resolve_devices compares. All are pure and take no locks. The planner inlines all but without.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_of(
     n integer, topic_id integer, token_key bytea, one_token boolean, registered_at timestamptz, device_id text, user_id text, tags text[],

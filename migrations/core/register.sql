@@ -1,25 +1,11 @@
 -- What an application reports: register and unregister, for one token or many.
 --
--- The usual launch is one HOT update of one row, and reads no other.
+-- The usual launch is one HOT update of one row, and reads no other row of the ledger.
 --
--- Locks: new topics, then the call's tokens by (topic_id, token_key), then free tokens of their devices (devices).
+-- Locks: register waits for new topics, then for each of its tokens by (topic_id, token_key). Then it locks the free tokens of their devices.
 --
 -- Collation: a function inherits the collation of its arguments. An index of another collation would then not be used, and "~" refuses a
 -- nondeterministic one. So each function works on variables that are COLLATE "C".
-
-CREATE OR REPLACE FUNCTION tokenkeeper.raise_malformed_token(token text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
-        WHEN token IS NULL THEN 'null'
-        ELSE quote_literal(left(token, 8)) || '... (' || length(token) || CASE length(token) WHEN 1 THEN ' character)' ELSE ' characters)' END END
-        USING ERRCODE = 'invalid_parameter_value';
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.raise_malformed_token(text) IS
-    'Raises 22023 for a token that has no key. It shows the first 8 characters at most, because errors are logged.';
 
 -- Inlined by the planner: a valid registration costs no function call.
 CREATE OR REPLACE FUNCTION tokenkeeper.is_sound_registration(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS boolean
@@ -48,7 +34,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) IS
     'What is wrong with these values of a registration, and what was expected; null if nothing.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.merge_report(reported tokenkeeper.token_report, receipt timestamptz) RETURNS tokenkeeper.device_check[]
+CREATE OR REPLACE FUNCTION tokenkeeper.merge_one(reported tokenkeeper.token_report, receipt timestamptz) RETURNS tokenkeeper.device_check[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -122,7 +108,7 @@ BEGIN
         FROM tokenkeeper.checks_of(was, is_now, reported) AS c);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.merge_report(tokenkeeper.token_report, timestamptz) IS
+COMMENT ON FUNCTION tokenkeeper.merge_one(tokenkeeper.token_report, timestamptz) IS
     'Internal: merges a registration or a logout of one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. '
     'Returns the devices for resolve_devices.';
 
@@ -184,7 +170,7 @@ BEGIN
         RETURN true;
     END IF;
 
-    checks := tokenkeeper.merge_report(tokenkeeper.registration_of(
+    checks := tokenkeeper.merge_one(tokenkeeper.registration_of(
         0, of_topic, key, tokenkeeper.has_one_token_per_device(name), moment, new_device, new_user, new_tags, moment), receipt);
     IF checks <> '{}' THEN
         PERFORM tokenkeeper.resolve_devices(checks, receipt);
@@ -250,7 +236,7 @@ BEGIN
           ON t.topic = registrations[s.n].topic COLLATE "C" AND t.environment = coalesce(registrations[s.n].environment, 'production') COLLATE "C"
         ORDER BY t.topic_id, s.token_key, s.n);
     FOREACH reported IN ARRAY all_said LOOP
-        checks := checks || tokenkeeper.merge_report(reported, receipt);
+        checks := checks || tokenkeeper.merge_one(reported, receipt);
     END LOOP;
     -- Only when all tokens of the call are locked.
     PERFORM tokenkeeper.resolve_devices(checks, receipt);
@@ -314,7 +300,7 @@ BEGIN
                 RETURN 0;
             END IF;
         END IF;
-        PERFORM tokenkeeper.merge_report(
+        PERFORM tokenkeeper.merge_one(
             tokenkeeper.invalidation_of(0, of_topic, key, 'unregistered_by_app', moment, NULL, receipt, user_id => who), receipt);
         RETURN 1;
     END IF;
@@ -325,7 +311,7 @@ BEGIN
         PERFORM FROM tokenkeeper.ledger AS l
         WHERE l.topic_id = one.topic_id AND l.token_key = one.token_key AND l.user_id = who FOR NO KEY UPDATE;
         CONTINUE WHEN NOT FOUND;
-        PERFORM tokenkeeper.merge_report(
+        PERFORM tokenkeeper.merge_one(
             tokenkeeper.invalidation_of(0, one.topic_id, one.token_key, 'unregistered_by_app', moment, NULL, receipt, user_id => who), receipt);
         tokens := tokens + 1;
     END LOOP;

@@ -1,5 +1,6 @@
--- What suppresses a token, in words: its cause, its state, its reason. The rule itself is the generated column ledger.suppressed. The functions of the two
--- triggers on the ledger are here, too. They take no locks.
+-- What suppresses a token, in words: its cause, its state, its reason. The rule itself is the generated column ledger.suppressed.
+--
+-- The ledger's three triggers call two functions, which are here, too. They write suppression and token_count, and lock nothing else.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cause_of(
     stale_at timestamptz, suspect_at timestamptz, logged_out_at timestamptz, superseded_at timestamptz) RETURNS text
@@ -54,7 +55,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.forget_tokens() RETURNS trigger
+CREATE OR REPLACE FUNCTION tokenkeeper.note_deletion() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -69,5 +70,5 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.forget_tokens() IS
+COMMENT ON FUNCTION tokenkeeper.note_deletion() IS
     'Trigger: keeps the tables suppression and token_count in step with rows that were deleted from the ledger.';

@@ -1,6 +1,6 @@
--- What the sweep calls, in a short transaction each: roll up counts, remove what belonged to ended campaigns, and topics that nothing refers to.
+-- What the sweep calls besides the pruning, and request_sweep, by which a person asks for one.
 --
--- Locks: reap_topics takes ACCESS EXCLUSIVE on topic, for 10 ms at most. The others skip what is locked.
+-- Locks: reap_topics waits 10 ms at most for ACCESS EXCLUSIVE on topic, and holds it until its transaction ends. roll_up_result_count waits for another roll-up.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.request_sweep(dry_run boolean DEFAULT false, force boolean DEFAULT false) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
@@ -79,65 +79,6 @@ COMMENT ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) IS
     'Adds up equal rows of result_count, up to max_rows at a time, oldest hours first. If an hour has more than `kinds` combinations of '
     '(environment, topic, status, reason), the topics of the rest become (other). Returns whether to call it again, in a transaction '
     'of its own. Called by the sweep; two calls at once are harmless.';
-
-CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET enable_bitmapscan = off
-AS $$
-DECLARE
-    list bigint;
-    ended bigint[];
-    at_most integer := greatest(max_rows, 1);
-    part bigint;
-BEGIN
-    deleted := 0;
-    -- A list that no longer matters, at once: the rest of the audience of a campaign that was cancelled or has expired. In the order of the index.
-    SELECT c.campaign_id INTO list FROM tokenkeeper.campaign AS c
-    WHERE c.has_list AND c.state IN ('cancelled', 'ended') ORDER BY c.state, c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN
-        DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
-            SELECT a.ctid FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = list LIMIT at_most));
-        GET DIAGNOSTICS part = ROW_COUNT;
-        IF part < at_most THEN
-            UPDATE tokenkeeper.campaign AS c SET has_list = false WHERE c.campaign_id = list;
-        END IF;
-        has_more := true;
-        RETURN;
-    END IF;
-    SELECT array_agg(o.campaign_id) INTO ended FROM (
-        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
-        WHERE c.ended_at < delete_campaigns.ended_before AND NOT c.has_list
-          -- requeue_failed takes their content from it. The sweep has deleted most of these before.
-          AND NOT EXISTS (SELECT FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = c.campaign_id)
-        ORDER BY c.ended_at LIMIT at_most FOR UPDATE OF c SKIP LOCKED) AS o;
-    has_more := coalesce(cardinality(ended), 0) = at_most;
-    IF ended IS NULL THEN
-        RETURN;
-    END IF;
-    DELETE FROM tokenkeeper.campaign_ending AS e WHERE e.ctid = ANY (ARRAY(
-        SELECT o.place FROM unnest(ended) AS i (campaign_id)
-        CROSS JOIN LATERAL (
-            SELECT a.ctid AS place FROM tokenkeeper.campaign_ending AS a WHERE a.campaign_id = i.campaign_id LIMIT at_most) AS o
-        LIMIT at_most));
-    GET DIAGNOSTICS part = ROW_COUNT;
-    has_more := has_more OR part = at_most;
-    -- One by one: those without endings.
-    DELETE FROM tokenkeeper.campaign AS c WHERE c.ctid = ANY (ARRAY(
-        SELECT o.place FROM unnest(ended) AS i (campaign_id)
-        CROSS JOIN LATERAL (
-            SELECT a.ctid AS place FROM tokenkeeper.campaign AS a
-            WHERE a.campaign_id = i.campaign_id
-              AND (part < at_most OR NOT EXISTS (SELECT FROM tokenkeeper.campaign_ending AS e WHERE e.campaign_id = a.campaign_id)) OFFSET 0) AS o));
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
-    'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
-    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of campaigns that were cancelled or have expired, one list and up to '
-    'max_rows tokens '
-    'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]
 LANGUAGE plpgsql VOLATILE

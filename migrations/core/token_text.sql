@@ -108,3 +108,17 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.token_fault(text, boolean) IS
     'Null if parse_token can read the token. Otherwise what is wrong with it and what was expected, in words. It shows the first 8 characters at most. '
     'Never raises an error.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.raise_malformed_token(token text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'device token is %, expected 1 to 512 bytes in hex', CASE
+        WHEN token IS NULL THEN 'null'
+        ELSE quote_literal(left(token, 8)) || '... (' || length(token) || CASE length(token) WHEN 1 THEN ' character)' ELSE ' characters)' END END
+        USING ERRCODE = 'invalid_parameter_value';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.raise_malformed_token(text) IS
+    'Raises 22023 for a token that has no key. It shows the first 8 characters at most, because errors are logged.';

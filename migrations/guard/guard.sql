@@ -1,7 +1,6 @@
--- The guard: decides which reports that tokens are invalid count, and keeps their receipts. It is one for suspects, 410s and logouts from a source.
+-- The guard: decides which reports that tokens are invalid count, and keeps their receipts. One guard serves suspects, 410s, and logouts from a table or a file.
 --
--- No batch waits for another. Batches of several daemons that run at once do not see each other, so each of them may record up to the limit before the guard
--- trips.
+-- Batches of several daemons that run at once do not see each other, so each of them may record up to the limit before the guard trips.
 --
 -- Locks: a row of tripped_guard, which another batch skips, or waits 10 ms for.
 

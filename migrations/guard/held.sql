@@ -1,6 +1,6 @@
 -- What operators do with held results and logouts: let them count, or delete them.
 --
--- Locks: release_held locks out the drains (lock_drain) until its transaction ends.
+-- Locks: release_held waits ten seconds at most for the running batches, and lets none begin until its transaction ends. discard_held locks only its rows.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.release_held(topic text, environment text DEFAULT 'production', cause text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

@@ -1,8 +1,8 @@
 -- The undo of what the guard lets through: reinstate names a window of a cause, and undo_next undoes what was received within it, in short
 -- transactions. It is the same for suspects, 410s and logouts from a source.
 --
--- Locks: reinstate locks out the drains (lock_drain) until its transaction ends. undo_next locks the free tokens of its part, in key order, and comes back for
--- the others.
+-- Locks: reinstate waits ten seconds at most for the running batches, and lets none begin until its transaction ends. undo_next locks a free row of exclusion,
+-- then the free tokens of its step in key order. A later round takes the others.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reinstate_command(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE

@@ -1,4 +1,6 @@
--- How many tokens newly turn stale, and when that is a wave: far more than usual. A wave is warned of, and stops nothing. No locks.
+-- How many tokens newly turn stale, and when that is a wave: far more than usual. A wave is warned of, and stops nothing. The warnings of lost tokens are here, too.
+--
+-- Locks: note_stale_waves changes rows of suppression_count, token_count and stale_wave, and waits for another daemon that does the same.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.roll_up_suppression_count() RETURNS void
 LANGUAGE sql
@@ -23,7 +25,6 @@ CREATE OR REPLACE FUNCTION tokenkeeper.note_stale_waves()
 RETURNS TABLE (environment text, topic text, tokens bigint, active bigint, usual_share numeric, since timestamptz, undo text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
--- With thousands of topics, just-in-time compilation would take longer than the rest.
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -1,6 +1,7 @@
 -- Audiences: who is meant, how many they are, and their requests in batches.
 --
--- Locks: address_campaign locks the campaign's row if it is free, so one daemon addresses it. Tokens are read and not locked.
+-- Locks: address_campaign locks the campaign's row if it is free, so one daemon addresses it. It deletes the rows of campaign_token that it takes, and locks no
+-- token of the ledger.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_of(
     of_tags text, of_device text, of_user text, of_tokens text[], of_everyone boolean, OUT kind text, OUT value text, OUT tokens text[])

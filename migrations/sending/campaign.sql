@@ -150,6 +150,8 @@ DECLARE
                        ELSE tokenkeeper.send_fault(env, the_topic, body, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id,
                                                    add_campaign.scheduled_at, NULL) END;
     creator text COLLATE "C" := session_user;
+    -- Bytes that are not UTF-8 stay as they are.
+    encoding CONSTANT name COLLATE "C" := CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END;
     asked record;
     hash bytea;
     known bytea;
@@ -166,13 +168,13 @@ BEGIN
     END IF;
     SELECT a.kind, a.value, a.tokens INTO asked
     FROM tokenkeeper.audience_of(add_campaign.tags, add_campaign.device_id, add_campaign.user_id, add_campaign.tokens, add_campaign.everyone) AS a;
-    -- Everything that changes what is sent, to whom and when. In the database's own encoding: an SQL_ASCII database may hold bytes that are not UTF-8.
+    -- Everything that changes what is sent, to whom and when.
     hash := sha256(convert_to(jsonb_build_object(
         'payload', body, 'topic', the_topic, 'environment', env, 'push_type', kind, 'priority', add_campaign.priority,
         'expiration', extract(epoch FROM add_campaign.expiration), 'collapse_id', add_campaign.collapse_id,
         'scheduled_at', extract(epoch FROM add_campaign.scheduled_at), 'max_per_second', add_campaign.max_per_second,
         'kind', asked.kind, 'audience', asked.value,
-        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), getdatabaseencoding())), 'hex'))::text, getdatabaseencoding()));
+        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), encoding)), 'hex'))::text, encoding));
     is_new := false;
     FOR attempt IN 1..2 LOOP
         IF add_campaign.idempotency_key IS NOT NULL THEN

@@ -1,6 +1,7 @@
--- How a daemon finds campaigns, and claims their requests: whole batches first, then those that are to be tried again.
+-- How a daemon finds campaigns, claims their batches, ends them, and deletes them in the end. The claim of single requests has what is tried again.
 --
--- Locks: batches and requests that are free. So daemons that claim at once get different ones.
+-- Locks, in this order: the campaign's row if it has a rate, topic_rate, and batches, each if it is free; then the counts of devices in key order. The claim waits
+-- for the counts.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_in_batches(campaign_ids bigint[], batches integer[], ordinals integer[], outcomes text[]) RETURNS void
 LANGUAGE plpgsql
@@ -482,3 +483,62 @@ COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) I
     'Returns one row per request; the number is negative, and contains the campaign_id. claimed: to be sent; with a rate, in send_in microseconds. '
     'suppressed: its token is suppressed, or its device has had alerts_per_day (see suppressed_send). After expiration nothing is claimed. '
     'delayed: beyond its device''s share of background pushes, it moves to send_request. Only what is claimed counts for the rates.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+DECLARE
+    list bigint;
+    ended bigint[];
+    at_most integer := greatest(max_rows, 1);
+    part bigint;
+BEGIN
+    deleted := 0;
+    -- A list that no longer matters, at once: the rest of the audience of a campaign that was cancelled or has expired. In the order of the index.
+    SELECT c.campaign_id INTO list FROM tokenkeeper.campaign AS c
+    WHERE c.has_list AND c.state IN ('cancelled', 'ended') ORDER BY c.state, c.campaign_id LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        DELETE FROM tokenkeeper.campaign_token AS t WHERE t.ctid = ANY (ARRAY(
+            SELECT a.ctid FROM tokenkeeper.campaign_token AS a WHERE a.campaign_id = list LIMIT at_most));
+        GET DIAGNOSTICS part = ROW_COUNT;
+        IF part < at_most THEN
+            UPDATE tokenkeeper.campaign AS c SET has_list = false WHERE c.campaign_id = list;
+        END IF;
+        has_more := true;
+        RETURN;
+    END IF;
+    SELECT array_agg(o.campaign_id) INTO ended FROM (
+        SELECT c.campaign_id FROM tokenkeeper.campaign AS c
+        WHERE c.ended_at < delete_campaigns.ended_before AND NOT c.has_list
+          -- requeue_failed takes their content from it. The sweep has deleted most of these before.
+          AND NOT EXISTS (SELECT FROM tokenkeeper.failed_send AS f WHERE f.campaign_id = c.campaign_id)
+        ORDER BY c.ended_at LIMIT at_most FOR UPDATE OF c SKIP LOCKED) AS o;
+    has_more := coalesce(cardinality(ended), 0) = at_most;
+    IF ended IS NULL THEN
+        RETURN;
+    END IF;
+    DELETE FROM tokenkeeper.campaign_ending AS e WHERE e.ctid = ANY (ARRAY(
+        SELECT o.place FROM unnest(ended) AS i (campaign_id)
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM tokenkeeper.campaign_ending AS a WHERE a.campaign_id = i.campaign_id LIMIT at_most) AS o
+        LIMIT at_most));
+    GET DIAGNOSTICS part = ROW_COUNT;
+    has_more := has_more OR part = at_most;
+    -- One by one: those without endings.
+    DELETE FROM tokenkeeper.campaign AS c WHERE c.ctid = ANY (ARRAY(
+        SELECT o.place FROM unnest(ended) AS i (campaign_id)
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM tokenkeeper.campaign AS a
+            WHERE a.campaign_id = i.campaign_id
+              AND (part < at_most OR NOT EXISTS (SELECT FROM tokenkeeper.campaign_ending AS e WHERE e.campaign_id = a.campaign_id)) OFFSET 0) AS o));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
+    'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
+    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of campaigns that were cancelled or have expired, one list and up to '
+    'max_rows tokens '
+    'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';

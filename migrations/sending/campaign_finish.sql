@@ -1,12 +1,13 @@
 -- How a daemon records what became of a campaign's requests, and which of them it must not send any more.
 --
--- Locks: the batches and requests that the daemon has claimed, if they are free.
+-- Locks: the batches that the daemon has claimed, if they are free; then background_send in key order, with waiting. fail_expired locks free requests that wait.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_campaign_requests(
     daemon_id text, numbers bigint[], fates text[], statuses integer[], bodies text[], apns_ids text[], sent_ats timestamptz[],
     pauses bigint[], errors text[], outcomes text[]) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 SET enable_mergejoin = off
 AS $$
 DECLARE

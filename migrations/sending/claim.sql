@@ -1,6 +1,7 @@
--- How a daemon claims single requests: the next that are due, asked of the gate and the limits.
+-- How a daemon claims single requests: it locks those that are due, asks the gate, and applies the limits.
 --
--- Locks: the requests that are free. So daemons that claim at once get different ones.
+-- Locks, in this order: topic_rate and the due requests, each if it is free; then background_send, alert_send and crowded_token, each in key order. The claim
+-- waits for the last three.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_due_requests(of_topic tokenkeeper.topic, due_since timestamptz, at_most integer)
 RETURNS tokenkeeper.due_request[]
@@ -15,8 +16,7 @@ BEGIN
             SELECT FROM tokenkeeper.crowded_token AS c WHERE c.topic = of_topic.topic AND c.environment = of_topic.environment))
             AND (SELECT c.next_at > now() FROM tokenkeeper.crowded_token AS c
                  WHERE c.topic = of_topic.topic AND c.environment = of_topic.environment AND c.token_key = u.key) IS TRUE,
-        -- A campaign's request was counted with its batch.
-        u.alert_counted OR u.campaign_id IS NOT NULL, u.size_fault IS NOT NULL, l.state, l.reason, l.invalidated_at,
+        u.alert_counted, u.size_fault IS NOT NULL, l.state, l.reason, l.invalidated_at,
         CASE WHEN u.is_forgotten THEN NULL
              WHEN u.size_fault IS NOT NULL THEN u.size_fault
              WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
@@ -41,8 +41,8 @@ BEGIN
                          + coalesce(octet_length(d.token), 0) + coalesce(octet_length(d.push_type), 0)
                          + coalesce(octet_length(d.collapse_id), 0) + coalesce(pg_column_size(d.payload), 0) > 65536
                     THEN tokenkeeper.request_size_fault(d.environment, d.topic, d.token, d.push_type, d.collapse_id, d.payload) END AS size_fault,
-               -- Only a small payload is carried along.
-               CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS body_text,
+               -- Only a small payload is carried along. One that is small as jsonb may be megabytes long as text.
+               CASE WHEN pg_column_size(p.body) < 2000 AND octet_length(p.body::text) <= 8192 THEN p.body::text END AS body_text,
                CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
                -- If a daemon has deferred the request, scheduled_at is not the sender's.
                d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for,
@@ -84,7 +84,9 @@ BEGIN
             -- Of the requests for each device, in their order. place: among those that have a limit.
             SELECT j.*, j.is_late OR row_number() OVER of_device > 5 AS crowded, count(*) FILTER (WHERE j.is_limited) OVER of_device AS place
             FROM (SELECT d.*, per_hour IS NOT NULL AND d.push_type = 'background' AND f.is_free AS is_limited,
-                         of_topic.alerts_per_day > 0 AND d.push_type = 'alert' AND f.is_free AND NOT d.alert_counted AS is_alert
+                         of_topic.alerts_per_day > 0 AND d.push_type = 'alert' AND f.is_free
+                             -- A campaign's request was counted with its batch.
+                             AND NOT d.alert_counted AND d.campaign_id IS NULL AS is_alert
                   FROM unnest(due) AS d
                   CROSS JOIN LATERAL (SELECT d.fate IS NULL AND d.fault IS NULL AND d.state IS NULL AS is_free) AS f) AS j
             WINDOW of_device AS (PARTITION BY j.token_key ORDER BY j.request_id)
@@ -108,13 +110,13 @@ BEGIN
             FROM alerts AS a CROSS JOIN LATERAL tokenkeeper.note_alerts(of_topic.topic_id, a.keys) AS n (position) WHERE a.keys IS NOT NULL
         )
         SELECT ROW(o.request_id, o.token_key, o.push_type, o.payload, o.due_at, o.campaign_id, o.is_late, o.alert_counted OR o.is_alert IS TRUE, o.is_too_long,
-                   coalesce(o.state, CASE WHEN o.is_over THEN 'alerts' ELSE 'background' END),
-                   CASE WHEN o.state IS NOT NULL THEN o.reason WHEN o.is_over THEN 'its device has had alerts_per_day'
-                        ELSE 'a newer background push waits' END,
+                   CASE WHEN o.state IS NULL AND o.is_over THEN 'alerts' WHEN o.state IS NULL AND o.is_overtaken THEN 'background' ELSE o.state END,
+                   CASE WHEN o.state IS NULL AND o.is_over THEN 'its device has had alerts_per_day'
+                        WHEN o.state IS NULL AND o.is_overtaken THEN 'a newer background push waits' ELSE o.reason END,
                    o.invalidated_at, o.fault,
                    CASE WHEN o.fate IS NOT NULL THEN o.fate
                         WHEN o.fault IS NOT NULL THEN 'failed'
-                        WHEN o.state IS NOT NULL OR o.is_over OR (o.too_many AND NOT o.newest) THEN 'suppressed'
+                        WHEN o.state IS NOT NULL OR o.is_over OR o.is_overtaken THEN 'suppressed'
                         WHEN o.too_many THEN 'postponed'
                         -- A few requests per token are claimed at a time, so that one token with many does not keep the others out.
                         WHEN o.crowded THEN 'behind'
@@ -122,7 +124,7 @@ BEGIN
         FROM (
             -- A device's oldest background pushes are sent, up to its share. Of the excess, only the newest is kept, and it is delayed.
             SELECT s.*, s.is_alert AND s.request_id = ANY (a.request_ids) AS is_over,
-                   s.place > r.room[d.number] AS too_many, s.place = r.requests[d.number] AS newest, r.earliest[d.number] AS earliest_sent
+                   s.place > r.room[d.number] AS too_many, s.place > r.room[d.number] AND s.place < r.requests[d.number] AS is_overtaken, r.earliest[d.number] AS earliest_sent
             FROM ordered AS s CROSS JOIN rooms AS r CROSS JOIN over_limit AS a
             CROSS JOIN LATERAL (SELECT CASE WHEN s.is_limited THEN width_bucket(s.token_key, r.keys) END AS number OFFSET 0) AS d) AS o);
 END
@@ -149,38 +151,38 @@ BEGIN
                 -- Another claim may hold it, and wait for this one's devices.
                 OFFSET 0 FOR UPDATE SKIP LOCKED) AS o
             WHERE d.fate = 'postponed' AND o.request_id NOT IN (SELECT n.request_id FROM unnest(due) AS n)))
-        RETURNING r AS request, ROW(NULL, tokenkeeper.token_key(r.token), 'background', NULL, NULL, NULL, NULL, NULL, NULL, 'background',
-                                    'a newer background push waits', NULL, NULL, 'suppressed', NULL)::tokenkeeper.due_request AS d
+        RETURNING r.*, ROW(NULL, tokenkeeper.token_key(r.token), 'background', NULL, NULL, NULL, NULL, NULL, NULL, 'background',
+                           'a newer background push waits', NULL, NULL, 'suppressed', NULL)::tokenkeeper.due_request AS d
     ), gone AS (
+        -- Columns, not a row: a row would be read whole, however long it is.
         DELETE FROM tokenkeeper.send_request AS r USING unnest(due) AS d
         WHERE d.fate IN ('suppressed', 'failed', 'forgotten') AND r.request_id = d.request_id
-        RETURNING r AS request, d
+        RETURNING r.*, d
     ), ended AS (
-        SELECT e.request, e.d FROM gone AS e UNION ALL SELECT o.request, o.d FROM overtaken AS o
+        SELECT * FROM gone UNION ALL SELECT * FROM overtaken
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppressed_send (environment, topic, token, token_key, state, reason, invalidated_at, push_type, apns_id, request_id,
                                                  queued_at, campaign_id, campaign_number)
         SELECT of_topic.environment, of_topic.topic, encode((e.d).token_key, 'hex'), (e.d).token_key, (e.d).state, (e.d).reason, (e.d).invalidated_at,
-               (e.d).push_type, (e.request).apns_id, (e.request).request_id, (e.request).queued_at, (e.request).campaign_id, (e.request).campaign_number
+               (e.d).push_type, e.apns_id, e.request_id, e.queued_at, e.campaign_id, e.campaign_number
         FROM ended AS e WHERE (e.d).fate = 'suppressed'
     ), failed AS (
         INSERT INTO tokenkeeper.failed_send (error, environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id,
                                              request_id, queued_at, attempts, campaign_id, campaign_number)
-        SELECT (e.d).fault, r.environment, r.topic, r.token, r.payload, r.push_type, r.priority, r.expiration, r.collapse_id, r.apns_id,
-               r.request_id, r.queued_at, r.attempts, r.campaign_id, r.campaign_number
-        FROM ended AS e CROSS JOIN LATERAL (SELECT (e.request).*) AS r WHERE (e.d).fate = 'failed' AND NOT (e.d).is_too_long
+        SELECT (e.d).fault, e.environment, e.topic, e.token, e.payload, e.push_type, e.priority, e.expiration, e.collapse_id, e.apns_id,
+               e.request_id, e.queued_at, e.attempts, e.campaign_id, e.campaign_number
+        FROM ended AS e WHERE (e.d).fate = 'failed' AND NOT (e.d).is_too_long
         UNION ALL
-        SELECT (e.d).fault, left(r.environment, 1024), left(r.topic, 1024), left(r.token, 1024), tokenkeeper.cut_payload(r.payload),
-               left(r.push_type, 1024), r.priority, r.expiration, left(r.collapse_id, 1024), r.apns_id,
-               r.request_id, r.queued_at, r.attempts, r.campaign_id, r.campaign_number
-        FROM ended AS e CROSS JOIN LATERAL (SELECT (e.request).*) AS r WHERE (e.d).fate = 'failed' AND (e.d).is_too_long
+        SELECT (e.d).fault, left(e.environment, 1024), left(e.topic, 1024), left(e.token, 1024), tokenkeeper.cut_payload(e.payload),
+               left(e.push_type, 1024), e.priority, e.expiration, left(e.collapse_id, 1024), e.apns_id,
+               e.request_id, e.queued_at, e.attempts, e.campaign_id, e.campaign_number
+        FROM ended AS e WHERE (e.d).fate = 'failed' AND (e.d).is_too_long
     ), of_campaigns AS (
         INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
-        SELECT (e.request).campaign_id, (e.request).campaign_number >> 9, count(*), (e.d).fate,
-               array_agg(((e.request).campaign_number & 511)::smallint)
-        FROM ended AS e WHERE (e.request).campaign_id IS NOT NULL GROUP BY 1, 2, 4
+        SELECT e.campaign_id, e.campaign_number >> 9, count(*), (e.d).fate, array_agg((e.campaign_number & 511)::smallint)
+        FROM ended AS e WHERE e.campaign_id IS NOT NULL GROUP BY 1, 2, 4
     )
-    SELECT array_agg((o.request).request_id) INTO overtaken_ids FROM overtaken AS o;
+    SELECT array_agg(o.request_id) INTO overtaken_ids FROM overtaken AS o;
     RETURN overtaken_ids;
 END
 $$;
@@ -292,7 +294,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
-    'Claims requests of a topic that are due since due_since, the oldest first, and asks the gate in the same statement. Returns one row per request: '
+    'Claims requests of a topic that are due since due_since, the oldest first, and asks the gate in the same transaction. Returns one row per request: '
     'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token, or its device has had alerts_per_day); '
     'failed (moved to failed_send, because it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or '
     'overtaken: a postponed background push that was not due, moved to suppressed_send because a newer one waits. With max_per_second of the topic, '

@@ -1,6 +1,7 @@
--- How a daemon records what became of single requests, of a topic or a campaign.
+-- How a daemon records what became of single requests, of a topic or a campaign. requeue_failed is for operators.
 --
--- Locks: the requests that the daemon has claimed. Those of a campaign only if they are free: see lock_requests_of_campaign.
+-- Locks: the requests that the daemon has claimed. Those of a campaign only if they are free: see lock_requests_of_campaign. Then background_send in key order,
+-- with waiting.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.outcome_of(status integer, outcome text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

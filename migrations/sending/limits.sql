@@ -2,7 +2,7 @@
 --
 -- A claim calls each function once for its whole set. A topic without the policy costs one look at its row.
 --
--- Locks: a topic's row in topic_rate if it is free, and the counts of devices, in key order.
+-- Locks: topic_rate if it is free; the counts of devices in key order, with waiting.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.slots_ahead() RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -1,4 +1,4 @@
--- Pause and resume sending to a topic, by a person. Locks: the topic's row in paused_topic.
+-- Pause sending to a topic, by a person or a daemon, and resume it, by a person. Locks: the topic's row in paused_topic.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pause_sending(topic text, environment text DEFAULT 'production', reason text DEFAULT 'paused by an operator')
 RETURNS boolean

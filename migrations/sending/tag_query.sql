@@ -8,11 +8,11 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    -- Letters beyond ASCII need no quotes.
-    bare CONSTANT text COLLATE "C" := '(?:[A-Za-z0-9_@#.:-]|[^[:cntrl:] -~])+';
-    quoted CONSTANT text COLLATE "C" := '"(?:[^"]|"")*"';
     -- An SQL_ASCII database converts nothing: its bytes are taken as they are.
-    encoding CONSTANT name := CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END;
+    encoding CONSTANT name COLLATE "C" := CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END;
+    -- Letters beyond ASCII need no quotes. In an SQL_ASCII database, these are all bytes beyond it.
+    bare CONSTANT text COLLATE "C" := '(?:[A-Za-z0-9_@#.:-]|[^' || CASE encoding WHEN 'SQL_ASCII' THEN chr(1) || '-' || chr(127) ELSE '[:cntrl:] -~' END || '])+';
+    quoted CONSTANT text COLLATE "C" := '"(?:[^"]|"")*"';
     -- As UTF-8 in hex: blanks, invisible characters, quotation marks and operators beyond ASCII, as word processors and input methods write them. Part of
     -- a tag, they would turn !muted into a tag that nobody has. Not U+200C and U+200D, which join letters and emoji.
     misleading CONSTANT text COLLATE "C" :=
@@ -69,9 +69,9 @@ BEGIN
             tag := CASE WHEN left(symbol, 1) = '"' THEN replace(substr(symbol, 2, length(symbol) - 2), '""', '"') ELSE symbol END;
             tags := tags + 1;
             IF left(symbol, 1) <> '"' AND encode(convert_to(symbol, encoding), 'hex') ~ ('^(?:..)*' || misleading) THEN
-                place := place - 1 + (
+                place := place - 1 + coalesce((
                     SELECT min(c.n) FROM regexp_split_to_table(symbol, '') WITH ORDINALITY AS c (letter, n)
-                    WHERE encode(convert_to(c.letter, encoding), 'hex') ~ ('^' || misleading));
+                    WHERE encode(convert_to(c.letter, encoding), 'hex') ~ ('^' || misleading)), 1);
                 found := 'a character that looks like a blank, a quotation mark or an operator';
                 expected := 'double quotes around such a tag';
                 EXIT;

@@ -1,4 +1,6 @@
--- The state of the system in one row. It answers within milliseconds at any size, and does not wait for locks.
+-- The state of the system in one row. It answers within milliseconds at any size.
+--
+-- Locks: it waits for a lock 200 ms at most, and for a partition 20 ms.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.look_at_queue(queue text, OUT queued bigint, OUT is_estimated boolean, OUT oldest_queued_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER

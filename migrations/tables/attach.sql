@@ -1,6 +1,7 @@
 -- attach and detach: they run with the rights of the table's owner.
 --
--- Locks: on the attached table, as CREATE TRIGGER and DROP TRIGGER take them; five seconds at most, unless the session has a lock_timeout.
+-- Locks: attach takes SHARE ROW EXCLUSIVE on the table, detach ACCESS EXCLUSIVE, until the transaction ends. Both wait five seconds at most, unless the session
+-- has a lock_timeout.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_attachment(attached regclass, plan jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

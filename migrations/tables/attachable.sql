@@ -1,6 +1,6 @@
 -- Looking at a table of the provider: its columns and their types, its indexes and keys, what is in the way of attaching it, and what has broken since.
 --
--- Locks: check_attachments locks the rows of attached_table that are free. It reads the catalogs, and never the table.
+-- Locks: parse_row_expression takes ACCESS SHARE on the table. check_attachments locks the free rows of attached_table, and reads only catalogs.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.column_kind(attached regclass, name text) RETURNS text
 LANGUAGE sql STABLE

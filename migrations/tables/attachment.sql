@@ -4,14 +4,14 @@
 -- rights of the session around it, whatever SECURITY DEFINER says. So no function of the schema that has rights of its own calls a function of the
 -- owner, and neither does the daemon. docs/decisions/attachments.md has the reasons.
 --
--- attach (27) generates functions in the schema of the attached table, named by the source_id of the attachment (17, for example). They belong to the
+-- attach (attach.sql) generates functions in the schema of the attached table, named by the source_id of the attachment (17, for example). They belong to the
 -- table's owner, and only the owner can call them:
 --
 --   tokenkeeper_insert_17(), tokenkeeper_update_17(), tokenkeeper_delete_17() RETURNS trigger    SECURITY DEFINER with a pinned search_path
---       Queue rows in registration with source_id 17. A logout is queued only if no registered row of the table has the token. See 26.
+--       Queue rows in registration with source_id 17. A logout is queued only if no registered row of the table has the token. See triggers.sql.
 --   tokenkeeper_read_17(after text, max_rows integer) RETURNS TABLE (key text, environment text, topic text, token text,
 --           registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)   STABLE
---       For a backfill (36), in a session of the owner: the next rows by the table's key, after the row with the key `after` (null: from the
+--       For a backfill (backfill.sql), in a session of the owner: the next rows by the table's key, after the row with the key `after` (null: from the
 --       beginning), as a trigger would queue them on INSERT. key is the key as text (several columns: a JSON array of texts). token is null or empty
 --       for a row without a token, and null for a logged-out row if a registered row has its token. Of a logged-out row, registered_at is the row's last
 --       registration: the earliest instant that suppresses. Where the column is null, and with revive => 'by register only', it is 1970-01-01, which

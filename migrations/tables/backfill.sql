@@ -1,8 +1,10 @@
 -- Backfills: they queue the rows of an attached table.
 --
--- backfill_next runs with the rights of its caller, in a session of the table's owner: it executes the owner's tokenkeeper_read_N (24), and hands the rows
+-- backfill_next runs with the rights of its caller, in a session of the table's owner: it executes the owner's tokenkeeper_read_N (attachment.sql), and hands the rows
 -- over to store_backfill as plain texts, instants and booleans. begin_backfill, lock_backfill and store_backfill have the rights of the schema's owner;
 -- they check the caller and store, and execute nothing of the table.
+--
+-- Locks: begin_backfill waits for the row of attached_table, lock_backfill for the row of the source.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_backfill(
     attached regclass, OUT source_id bigint, OUT name text, OUT done bigint, OUT estimated bigint, OUT resumes boolean)

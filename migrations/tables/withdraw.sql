@@ -1,6 +1,6 @@
 -- The undo of a backfill or an import: its tokens go, but for those that something else has reported since.
 --
--- Locks: tokens that are free. It comes back for the others.
+-- Locks: the source's row, then the tokens that are free. A token that another session holds is kept: call withdraw again from 0.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdrawable_source(source_id bigint) RETURNS tokenkeeper.registration_source
 LANGUAGE plpgsql STABLE

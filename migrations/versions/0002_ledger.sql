@@ -2,7 +2,7 @@
 --
 -- The ledger: what is known about each device token.
 --
--- Each fact is the greatest value ever reported. Reports may therefore arrive late, twice and in any order (core/register, function merged).
+-- Each fact is the greatest value ever reported. Reports may therefore arrive late, twice and in any order (core/merge, function merged).
 -- Four columns are derived and stored so that queries find them: logged_out_at, superseded_at, suppressed, suppressed_since; and the table suppression.
 --
 -- One device, one token: a token is superseded while another token of its device has a later registered_at. Equal instants supersede nobody. A token

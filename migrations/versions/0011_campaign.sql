@@ -138,7 +138,8 @@ COMMENT ON INDEX tokenkeeper.campaign_batch_waiting IS 'For campaigns_due and cl
 
 CREATE INDEX campaign_batch_claimed ON tokenkeeper.campaign_batch (claimed_by) WHERE claimed_by IS NOT NULL;
 
-CREATE INDEX campaign_batch_first_key ON tokenkeeper.campaign_batch (campaign_id, first_key);
+-- campaign_id + 0: to other queries, all batches of a campaign would be one key of it.
+CREATE INDEX campaign_batch_first_key ON tokenkeeper.campaign_batch ((campaign_id + 0), first_key);
 COMMENT ON INDEX tokenkeeper.campaign_batch_first_key IS 'For forget: which batch has a token.';
 
 CREATE TABLE tokenkeeper.campaign_ending (

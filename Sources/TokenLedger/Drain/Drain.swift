@@ -112,8 +112,8 @@ public struct Drain {
         else { return pass }
         for queue in queues.indices {
             let goesOn = try queues[queue].retry(
-                sizes[queue], truncates: truncates, for: Self.retrySlice, into: &pass, on: &connection, report: report,
-                betweenBatches: goesOn)
+                sizes[queue], for: Self.retrySlice, into: &pass, on: &connection, report: report, betweenBatches: goesOn
+            )
             if !goesOn { break }
         }
         return pass

@@ -13,11 +13,18 @@ struct PartitionCursor {
     /// Each attempt costs two lock timeouts, more than a whole turn: without this set, a partition would spend every turn on the same
     /// range. The next pass tries these ranges again.
     var blocked: Set<Int> = []
+    /// First pages of the ranges that PostgreSQL has refused, and refused to set aside, since the end of the partition was last reached.
+    ///
+    /// On a slow machine an attempt takes longer than a whole turn: the rows behind them come first.
+    var refused: Set<Int> = []
+    var hasReachedEnd = false
 
-    /// Forgets what holds for one pass only. Forgets everything if the partition has shrunk, because it has been truncated since.
+    /// Forgets what holds for one pass only, and what was refused once all other rows have had their turn. Forgets everything if the partition has shrunk, because it has been truncated since.
     mutating func beginPass(pages: Int) {
         if page >= pages { restart() }
         blocked = []
+        if hasReachedEnd { refused = [] }
+        hasReachedEnd = false
     }
 
     /// Starts at the front again, after the partition was truncated.
@@ -25,5 +32,6 @@ struct PartitionCursor {
         page = 0
         isMostlyAccepted = nil
         rescan = RescanSchedule()
+        refused = []
     }
 }

@@ -13,7 +13,7 @@ struct PartitionDrain {
     struct Conditions {
         /// The size of the partition when the pass began.
         var pages: Int
-        /// Whether applications have stopped writing to the partition, so that it may be truncated. True of the retry partition.
+        /// Whether applications have stopped writing to the partition, so that it may be truncated.
         var isSealed: Bool
         var deadline: ContinuousClock.Instant
         /// The unread pages of other partitions.
@@ -43,7 +43,7 @@ struct PartitionDrain {
         if !cursor.blocked.isEmpty { pass.lockWaits += 1 }
         var turn = PartitionTurn(
             cursor, role: role, pages: conditions.pages, isSealed: conditions.isSealed,
-            suitsBulkRead: partition.queue.backlog != nil && !partition.isBacklog && !partition.isRetry
+            suitsBulkRead: partition.queue.backlog != nil && !partition.isBacklog
                 && SealedPartition.bulkReadSizes.contains(conditions.pages),
             deadline: conditions.deadline)
         defer { cursor = turn.cursor }

@@ -50,7 +50,7 @@ struct PartitionTurn {
     let role: Drain.Role
     /// The size of the partition when the pass began.
     let pages: Int
-    /// Whether applications have stopped writing to the partition, so that it may be truncated. True of the retry partition.
+    /// Whether applications have stopped writing to the partition, so that it may be truncated.
     let isSealed: Bool
     /// Whether a sealed partition has the right size for a bulk read.
     let suitsBulkRead: Bool
@@ -73,7 +73,7 @@ struct PartitionTurn {
     private var page: Int
     /// The last page known to exist.
     private var lastPage: Int
-    /// First pages of the ranges that have been tried in this turn, or were found blocked earlier in this pass.
+    /// First pages of the ranges that have been tried in this turn, or were found blocked or refused before.
     private var tried: Set<Int>
     private var hasTriedBulkRead = false
     private var batches = 0
@@ -91,7 +91,7 @@ struct PartitionTurn {
         self.deadline = deadline
         page = max(0, cursor.page - RescanSchedule.near)
         lastPage = max(0, pages - 1)
-        tried = cursor.blocked
+        tried = cursor.blocked.union(cursor.refused)
         // A partition that is not sealed is not read in bulk.
         if !isSealed { self.cursor.isMostlyAccepted = nil }
     }
@@ -131,7 +131,7 @@ struct PartitionTurn {
     /// The step for the first row found; nil to look for another one.
     private mutating func step(at found: Int, _ mayHelp: Bool) -> Step? {
         let range = Self.range(around: found)
-        if cursor.blocked.contains(range.lowerBound) {
+        if cursor.blocked.contains(range.lowerBound) || cursor.refused.contains(range.lowerBound) {
             page = max(page, range.upperBound)
             phase = .lookingBehind
             return nil
@@ -194,7 +194,8 @@ extension PartitionTurn {
         guard case .found(let found) = phase else { return }
         tried.insert(range.lowerBound)
         switch outcome {
-        case .finished, .dataRefused: break
+        case .finished: break
+        case .dataRefused: cursor.refused.insert(range.lowerBound)
         case .partitionLocked:
             // Other ranges would meet the same lock. The cursor stays where it was.
             phase = .over(.leave)
@@ -226,6 +227,7 @@ extension PartitionTurn {
 
     private mutating func finish() {
         cursor.page = lastPage
+        cursor.hasReachedEnd = true
         cursor.isMostlyAccepted = nil
         phase = .drained
     }

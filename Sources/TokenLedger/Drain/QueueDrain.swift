@@ -35,7 +35,7 @@ struct QueueDrain {
     ) throws(DatabaseError) -> PartitionDrain.Ending {
         let conditions = PartitionDrain.Conditions(
             pages: sizes.pages(of: partition),
-            isSealed: truncates && !sizes.isInUse(partition), deadline: deadline,
+            isSealed: truncates && !sizes.isInUse(partition) && !partition.isRetry, deadline: deadline,
             elsewhere: elsewhere)
         var drain = partitions[partition] ?? PartitionDrain(partition, role)
         defer { partitions[partition] = drain }
@@ -47,14 +47,14 @@ struct QueueDrain {
     ///
     /// - Returns: Whether the caller goes on.
     mutating func retry(
-        _ sizes: PartitionSizes, truncates: Bool, for slice: Duration, into pass: inout Drain.Pass,
+        _ sizes: PartitionSizes, for slice: Duration, into pass: inout Drain.Pass,
         on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Bool {
         guard sizes.pages(of: name.retry) > 0, .now >= nextRetry else { return true }
         let takenBefore = pass.taken
         let ending = try turn(
-            of: name.retry, sizes, truncates: truncates, until: .now + slice, elsewhere: Drain.UnreadPages(),
+            of: name.retry, sizes, truncates: false, until: .now + slice, elsewhere: Drain.UnreadPages(),
             into: &pass,
             on: &connection, report: report, betweenBatches: goesOn)
         if pass.taken == takenBefore { nextRetry = .now + Self.retryPause }

@@ -89,7 +89,7 @@ public struct Outbox: Sendable {
     /// much of it is claimed. As `slots_ahead` in the database.
     public static let pacedAhead: Duration = .milliseconds(500)
 
-    /// Claims due requests, the oldest first, and asks the gate in the same statement.
+    /// Claims due requests, the oldest first, and asks the gate in the same transaction.
     ///
     /// - Parameters:
     ///   - most: The most requests to look at.

@@ -42,7 +42,6 @@ struct BatchTransaction {
         SET LOCAL lock_timeout = '\(lockTimeout.milliseconds)ms';
         \(statementTimeout.map { "SET LOCAL statement_timeout = '\($0.milliseconds)ms';" } ?? "")
         SET LOCAL idle_in_transaction_session_timeout = '60s';
-        SET LOCAL jit = off;
         \(isInUTC ? "SET LOCAL timezone = 'UTC';" : "")
         """
     }

@@ -63,7 +63,7 @@ public struct DatabaseError: Error, Equatable {
         switch kind {
         // An internal error: an object went away in the middle of a statement ("cache lookup failed for function …" during a migration), and no
         // row is to blame. But a row may be too large for PostgreSQL. PostgreSQL never translates these messages.
-        case .server("XX000"): message.contains("memory alloc request size") ? .fixData : .retry
+        case .server("XX000"): message.contains("memory alloc request size") ? .fixData : .fixSetup
         case .server(let sqlState): Self.remedy(for: sqlState)
         // The password file is read for each connection: once it is fixed, the next attempt succeeds.
         case .login, .connection, .configuration: .reconnect

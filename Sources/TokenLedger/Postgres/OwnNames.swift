@@ -6,7 +6,8 @@ internal import CLibPQ
 /// types in `public` beats `cardinality(anyarray)` in `pg_catalog`. So no statement runs outside a transaction, and the first statement of
 /// each is this. It is not a setting of the session: behind a transaction pooler that would leak into other applications.
 enum OwnNames {
-    static let setting = "SET LOCAL search_path = pg_catalog, pg_temp;"
+    /// And without jit: with sequential scans off, each cost looks immense to PostgreSQL, and it would compile what takes a millisecond.
+    static let setting = "SET LOCAL search_path = pg_catalog, pg_temp;\nSET LOCAL jit = off;"
 
     /// A script that is sent outside a transaction, with the setting as the first statement of the transaction that it opens or is.
     ///

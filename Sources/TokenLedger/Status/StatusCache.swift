@@ -7,6 +7,8 @@ public import TokenModel
 public struct StatusCache {
     private var again = ContinuousClock.now
     private var cleanupHolder = CleanupHolder()
+    /// Since when each warning has been found, by its name.
+    private var foundSince: [String: ContinuousClock.Instant] = [:]
     private let clock = ContinuousClock()
 
     /// The shortest pause between two looks.
@@ -51,6 +53,8 @@ public struct StatusCache {
         for warning in StatusWarning.all {
             guard let words = try look("\(warning.statement) LIMIT 20", String.self, on: &connection) else { continue }
             findings.rows.append((warning.name, nil))
+            foundSince[warning.name] = words.isEmpty ? nil : foundSince[warning.name] ?? now
+            guard let since = foundSince[warning.name], since.duration(to: now) >= warning.patience else { continue }
             findings.words += words.map { (warning.name, $0) }
         }
         let sighting = try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in

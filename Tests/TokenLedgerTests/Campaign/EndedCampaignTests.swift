@@ -71,4 +71,40 @@ import Testing
         #expect(rounds == 5)
         #expect(try stage.count("campaign_ending") == 0 && 69_990..<70_100 ~= stage.count("campaign"))
     }
+
+    @Test func `finishing reads its own batches only, also in a session that began with one batch`() throws {
+        func finish(_ campaign: String) -> String {
+            """
+            SELECT tokenkeeper.finish_campaign_requests('d', ARRAY[-(((\(campaign))::bigint << 32) | 513)], '{returned}', '{NULL}', '{NULL}', '{NULL}',
+                '{NULL}', '{NULL}', '{NULL}', '{NULL}');
+            """
+        }
+        func batches(of campaigns: String, _ numbers: String) -> String {
+            """
+            INSERT INTO tokenkeeper.campaign_batch (campaign_id, batch, requests, first_key, token_keys, claimed_by)
+            SELECT c.campaign_id, n, 1, '\\x01', '{"\\\\x01"}', 'd' FROM tokenkeeper.campaign AS c CROSS JOIN generate_series(\(numbers)) AS n WHERE \(campaigns);
+            """
+        }
+        let read = """
+            SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'tokenkeeper.campaign_batch'::regclass;
+            """
+        let first = "SELECT min(campaign_id) FROM tokenkeeper.campaign"
+        let lines = try stage.database.psql(
+            """
+            BEGIN;
+            \(batches(of: "c.campaign_id = (\(first))", "1, 1"))
+            ANALYZE tokenkeeper.campaign_batch;
+            \(String(repeating: finish(first), count: 7))
+            \(batches(of: "c.campaign_id > (\(first)) AND c.campaign_id < (\(first)) + 5000", "1, 1"))
+            \(batches(of: "c.campaign_id = (\(first))", "2, 5000"))
+            \(read)
+            \(finish("SELECT min(campaign_id) + 2500 FROM tokenkeeper.campaign"))
+            \(finish(first))
+            \(read)
+            ROLLBACK
+            """
+        ).split(separator: "\n").map { Int($0) ?? -1 }
+        #expect(lines.count == 11 && lines[8] == 1, "it finishes one: \(lines)")
+        #expect(lines[10] - lines[7] < 100, "\(lines)")
+    }
 }

@@ -1,4 +1,4 @@
--- Where queued registrations come from: attached tables, backfills and files. No locks but that of the source's row.
+-- How an import of a file begins and advances. Locks: its source's row.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_import(name text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

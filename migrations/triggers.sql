@@ -14,8 +14,8 @@ BEGIN
         -- Not for a launch, which does not set the column.
         'CREATE TRIGGER note_suppression AFTER UPDATE OF suppressed_since ON tokenkeeper.ledger FOR EACH ROW '
         'WHEN ((old.suppressed_since IS DISTINCT FROM new.suppressed_since)) EXECUTE FUNCTION tokenkeeper.note_suppression()',
-        'CREATE TRIGGER forget_tokens AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
-        'EXECUTE FUNCTION tokenkeeper.forget_tokens()',
+        'CREATE TRIGGER note_deletion AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
+        'EXECUTE FUNCTION tokenkeeper.note_deletion()',
         'CREATE TRIGGER check_topic BEFORE INSERT ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.check_topic()',
         'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
