@@ -36,3 +36,13 @@ public struct TestDatabase: Sendable {
         ).trimmingCharacters(in: .newlines)
     }
 }
+
+extension TestDatabase {
+    /// Does what a daemon does ten minutes after `forget`. It waits for transactions of other databases, too.
+    public func finishErasures() throws {
+        try eventually("the erasures are finished") {
+            try psql("SELECT tokenkeeper.finish_erasures('0'); SELECT count(*) FROM tokenkeeper.erasure").hasSuffix(
+                "\n0")
+        }
+    }
+}

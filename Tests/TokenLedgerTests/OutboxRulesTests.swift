@@ -481,10 +481,7 @@ import TokenModel
         #expect(try claim().requests.count == 1 && count("background_send") == 1)
         for text in ["x\(token)"] { try ask(token: text) }
         try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
-        try eventually("the outbox is searched") {
-            try database.psql("SELECT tokenkeeper.finish_erasures('0')")
-            return try count("erasure") == 0
-        }
+        try database.finishErasures()
         #expect(try count("send_request", "token LIKE '%ab%'") == 0 && count("send_request") == 1)
         #expect(try count("failed_send") == 0 && count("background_send") == 0)
     }

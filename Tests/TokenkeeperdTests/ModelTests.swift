@@ -125,10 +125,7 @@ private struct Step {
         #expect(try owner.scalar("SELECT count(*) FROM tokenkeeper.rejected_registration") == "0", "seed \(seed)")
         for daemon in daemons { #expect(daemon.stop() == 0) }
 
-        try eventually("the erasures are finished") {
-            try owner.execute("SELECT tokenkeeper.finish_erasures('0')")
-            return try owner.scalar("SELECT count(*) FROM tokenkeeper.erasure") == "0"
-        }
+        try database.finishErasures()
         try owner.execute(LedgerModel.settle)
         #expect(try model.differences(on: &owner) == [], "seed \(seed)")
         #expect(

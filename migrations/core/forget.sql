@@ -517,7 +517,6 @@ CREATE OR REPLACE FUNCTION tokenkeeper.forget(token text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
--- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
 SET jit = off
 AS $$
 DECLARE
@@ -531,14 +530,13 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
     'A person''s right to erasure: deletes what is stored about a device token, in every topic and environment: in the ledger, the history, campaigns, and held '
-    'and rejected results and registrations; returns how many rows. What is queued is dropped when a daemon reads it, and what open transactions write is deleted ten minutes later. Other tokens of its device with the same '
+    'and rejected results and registrations; returns how many rows. A daemon drops what is queued when it reads it, and ten minutes later deletes what open transactions have written. Other tokens of its device with the same '
     'tags of the same instant lose them. Raises 22023 for a malformed token, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read committed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_device(device_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
--- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
 SET jit = off
 AS $$
 DECLARE
@@ -560,7 +558,6 @@ CREATE OR REPLACE FUNCTION tokenkeeper.forget_user(user_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
--- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
 SET jit = off
 AS $$
 DECLARE

@@ -1,4 +1,4 @@
--- The undo of a backfill or an import: its tokens go, but for those that something else has reported since.
+-- The undo of a backfill or an import: it removes the tokens that nothing else has reported since.
 --
 -- Locks: the source's row, then the tokens that are free. A token that another session holds is kept: call withdraw again from 0.
 
@@ -241,7 +241,6 @@ CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
--- With sequential scans off, each cost looks immense, and just-in-time compilation would take 15 times as long as the rest.
 SET jit = off
 AS $$
 DECLARE

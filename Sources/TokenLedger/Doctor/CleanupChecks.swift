@@ -141,8 +141,7 @@ extension DatabaseCheck {
             """
             SELECT s.relname::text, quote_ident(s.relname), s.n_dead_tup, s.n_live_tup
             FROM pg_catalog.pg_stat_user_tables AS s
-            WHERE s.schemaname = 'tokenkeeper' AND s.relname !~ '^(send_result|registration)_([0-7]|retry|backlog)$'
-              AND s.n_dead_tup > 100000 + 2 * current_setting('autovacuum_vacuum_scale_factor')::float8 * s.n_live_tup
+            WHERE \(StatusWarning.tooManyDeadRows)
             ORDER BY s.n_dead_tup DESC LIMIT 5
             """
         ).decode { row throws(DatabaseError) in
@@ -160,7 +159,7 @@ extension DatabaseCheck {
             """
             SELECT c.relname::text, quote_ident(c.relname), age(c.relfrozenxid)
             FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'tokenkeeper'
-            WHERE c.relkind = 'r' AND age(c.relfrozenxid) > least(1.25 * current_setting('autovacuum_freeze_max_age')::float8, 1600000000)
+            WHERE c.relkind = 'r' AND \(StatusWarning.isOverdue("age(c.relfrozenxid)", freezesAt: "current_setting('autovacuum_freeze_max_age')"))
             ORDER BY age(c.relfrozenxid) DESC LIMIT 5
             """
         ).decode { row throws(DatabaseError) in

@@ -17,14 +17,13 @@ struct PartitionCursor {
     ///
     /// On a slow machine an attempt takes longer than a whole turn: the rows behind them come first.
     var refused: Set<Int> = []
-    var hasReachedEnd = false
+    /// First pages of the ranges that are left for later.
+    var waiting: Set<Int> { blocked.union(refused) }
 
-    /// Forgets what holds for one pass only, and what was refused once all other rows have had their turn. Forgets everything if the partition has shrunk, because it has been truncated since.
+    /// Forgets what holds for one pass only. Forgets everything if the partition has shrunk, because it has been truncated since.
     mutating func beginPass(pages: Int) {
         if page >= pages { restart() }
         blocked = []
-        if hasReachedEnd { refused = [] }
-        hasReachedEnd = false
     }
 
     /// Starts at the front again, after the partition was truncated.

@@ -91,7 +91,7 @@ struct PartitionTurn {
         self.deadline = deadline
         page = max(0, cursor.page - RescanSchedule.near)
         lastPage = max(0, pages - 1)
-        tried = cursor.blocked.union(cursor.refused)
+        tried = cursor.waiting
         // A partition that is not sealed is not read in bulk.
         if !isSealed { self.cursor.isMostlyAccepted = nil }
     }
@@ -131,7 +131,7 @@ struct PartitionTurn {
     /// The step for the first row found; nil to look for another one.
     private mutating func step(at found: Int, _ mayHelp: Bool) -> Step? {
         let range = Self.range(around: found)
-        if cursor.blocked.contains(range.lowerBound) || cursor.refused.contains(range.lowerBound) {
+        if cursor.waiting.contains(range.lowerBound) {
             page = max(page, range.upperBound)
             phase = .lookingBehind
             return nil
@@ -227,7 +227,8 @@ extension PartitionTurn {
 
     private mutating func finish() {
         cursor.page = lastPage
-        cursor.hasReachedEnd = true
+        // All other rows have had their turn.
+        cursor.refused = []
         cursor.isMostlyAccepted = nil
         phase = .drained
     }

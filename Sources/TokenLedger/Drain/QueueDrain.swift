@@ -47,15 +47,13 @@ struct QueueDrain {
     ///
     /// - Returns: Whether the caller goes on.
     mutating func retry(
-        _ sizes: PartitionSizes, for slice: Duration, into pass: inout Drain.Pass,
-        on connection: inout Connection,
+        _ sizes: PartitionSizes, for slice: Duration, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Bool {
         guard sizes.pages(of: name.retry) > 0, .now >= nextRetry else { return true }
         let takenBefore = pass.taken
         let ending = try turn(
-            of: name.retry, sizes, truncates: false, until: .now + slice, elsewhere: Drain.UnreadPages(),
-            into: &pass,
+            of: name.retry, sizes, truncates: false, until: .now + slice, elsewhere: Drain.UnreadPages(), into: &pass,
             on: &connection, report: report, betweenBatches: goesOn)
         if pass.taken == takenBefore { nextRetry = .now + Self.retryPause }
         return ending != .stopped

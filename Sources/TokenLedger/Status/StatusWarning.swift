@@ -12,15 +12,26 @@ struct StatusWarning {
         transactionIDs, unregistered,
     ]
 
-    /// More than twice what lets autovacuum begin. After a large batch, autovacuum needs some minutes. The partitions of the queues are truncated.
+    /// An SQL condition on a row `s` of `pg_stat_user_tables`: it has more dead rows than twice what lets autovacuum begin. Not for the partitions of
+    /// the queues, which are truncated.
+    static let tooManyDeadRows = """
+        s.schemaname = 'tokenkeeper' AND s.relname !~ '^(send_result|registration)_([0-7]|retry|backlog)$'
+        AND s.n_dead_tup > 100000 + 2 * current_setting('autovacuum_vacuum_scale_factor')::float8 * s.n_live_tup
+        """
+
+    /// An SQL condition: ids of this age should have been frozen. PostgreSQL begins to freeze at the setting, and stops at about two billion.
+    static func isOverdue(_ age: String, freezesAt setting: String) -> String {
+        "\(age) > least(1.25 * \(setting)::float8, 1600000000)"
+    }
+
+    /// After a large batch, autovacuum needs some minutes.
     private static let deadRows = StatusWarning(
         name: "dead rows",
         statement: """
             SELECT format('tokenkeeper.%s has %s dead rows and %s live ones: autovacuum does not keep up',
                           s.relname, s.n_dead_tup, s.n_live_tup)
             FROM pg_catalog.pg_stat_user_tables AS s
-            WHERE s.schemaname = 'tokenkeeper' AND s.relname !~ '^(send_result|registration)_([0-7]|retry|backlog)$'
-              AND s.n_dead_tup > 100000 + 2 * current_setting('autovacuum_vacuum_scale_factor')::float8 * s.n_live_tup
+            WHERE \(tooManyDeadRows)
             ORDER BY s.n_dead_tup DESC
             """, patience: .seconds(900))
 
@@ -34,7 +45,6 @@ struct StatusWarning {
             ORDER BY s.sequencename
             """)
 
-    /// PostgreSQL begins to freeze at autovacuum_freeze_max_age, and stops at about two billion.
     private static let transactionIDs = StatusWarning(
         name: "transaction ids",
         statement: """
@@ -44,7 +54,7 @@ struct StatusWarning {
             CROSS JOIN LATERAL (VALUES
                 ('transaction', age(d.datfrozenxid), current_setting('autovacuum_freeze_max_age')),
                 ('multixact', mxid_age(d.datminmxid), current_setting('autovacuum_multixact_freeze_max_age'))) AS a (kind, age, freezes_at)
-            WHERE d.datname = current_database() AND a.age > least(1.25 * a.freezes_at::float8, 1600000000)
+            WHERE d.datname = current_database() AND \(isOverdue("a.age", freezesAt: "a.freezes_at"))
             """)
 
     private static let erasures = StatusWarning(
