@@ -9,11 +9,6 @@ DECLARE
     definition text;
 BEGIN
     FOREACH definition IN ARRAY ARRAY[
-        'CREATE TRIGGER note_new_suppression AFTER INSERT ON tokenkeeper.ledger FOR EACH ROW '
-        'WHEN ((new.suppressed_since IS NOT NULL)) EXECUTE FUNCTION tokenkeeper.note_suppression()',
-        -- Not for a launch, which does not set the column.
-        'CREATE TRIGGER note_suppression AFTER UPDATE OF suppressed_since ON tokenkeeper.ledger FOR EACH ROW '
-        'WHEN ((old.suppressed_since IS DISTINCT FROM new.suppressed_since)) EXECUTE FUNCTION tokenkeeper.note_suppression()',
         'CREATE TRIGGER note_deletion AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
         'EXECUTE FUNCTION tokenkeeper.note_deletion()',
         'CREATE TRIGGER check_topic BEFORE INSERT ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.check_topic()',

@@ -8,7 +8,7 @@ struct LedgerState: Equatable {
         let parts = try [
             """
             SELECT count(*) || ' ' || sum(hash_record_extended(ROW(topic_id, token_key, registered_at, stale_at, stale_reason, suspect_at,
-                suspect_reason, unregistered_by_app_at, superseded_at, suppressed, suppressed_since IS NULL, device_id, tags), 0)::numeric)
+                suspect_reason, unregistered_by_app_at, superseded_at, suppressed, device_id, tags), 0)::numeric)
             FROM tokenkeeper.ledger
             """,
             """

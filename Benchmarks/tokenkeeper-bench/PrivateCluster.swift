@@ -47,7 +47,7 @@ final class PrivateCluster {
         let name = "ledger_\(workload.tokens)"
         try session("postgres").run("CREATE DATABASE \(name) TEMPLATE bare STRATEGY file_copy")
         try workload.fill(session(name))
-        try session(name).run("SELECT tokenkeeper.recount_tokens()")
+        try session(name).run("SELECT tokenkeeper.recompute_tokens()")
         return name
     }
 

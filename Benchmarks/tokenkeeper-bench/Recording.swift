@@ -27,21 +27,23 @@ enum Recording {
             WHERE f.status = 410
             ORDER BY t.topic_id, token_key, f.at DESC, f.reason COLLATE "C" DESC
         ), old AS MATERIALIZED (
-            SELECT s.topic_id, s.token_key, s.at, s.reason, l.ctid AS place, l.registered_at, l.suppressed, l.suppressed_since,
+            SELECT s.topic_id, s.token_key, s.at, s.reason, l.ctid AS place, l.registered_at, l.suppressed,
                    l.device_id, l.stale_at, l.suspect_at, l.unregistered_by_app_at, l.superseded_at
             FROM said AS s LEFT JOIN tokenkeeper.ledger AS l ON l.topic_id = s.topic_id AND l.token_key = s.token_key
             WHERE l.stale_at IS NULL OR (s.at, s.reason COLLATE "C") > (l.stale_at, l.stale_reason)
         ), added AS (
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at, stale_reason, suppressed_since)
-            SELECT o.topic_id, o.token_key, o.at, o.reason, statement_timestamp() FROM old AS o WHERE o.place IS NULL
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, stale_at, stale_reason)
+            SELECT o.topic_id, o.token_key, o.at, o.reason FROM old AS o WHERE o.place IS NULL
             ON CONFLICT DO NOTHING
         ), changed AS (
             UPDATE tokenkeeper.ledger AS l
-            SET stale_at = o.at, stale_reason = o.reason,
-                suppressed_since = CASE
-                    WHEN o.suppressed THEN o.suppressed_since
-                    WHEN greatest(o.at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at THEN statement_timestamp() END
+            SET stale_at = o.at, stale_reason = o.reason
             FROM old AS o WHERE l.ctid = o.place
+        ), suppressed AS (
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+            SELECT statement_timestamp(), o.topic_id, o.token_key FROM old AS o
+            WHERE o.place IS NULL OR NOT o.suppressed AND greatest(o.at, o.suspect_at, o.unregistered_by_app_at, o.superseded_at) >= o.registered_at
+            ON CONFLICT DO NOTHING
         ), told AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id,
                 registered_before, registered_after, invalidated_before, invalidated_after)
@@ -57,22 +59,24 @@ enum Recording {
         """
     }
 
-    /// The ledger alone, without history and counts: what a bare bulk upsert of the same results costs.
+    /// The ledger alone, with what the gate reads, and without history and counts: what a bare bulk upsert of the same results costs.
     static func upsert(from source: String) -> String {
         """
-        INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, stale_at, stale_reason, suppressed_since)
-        SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key,
-               to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at, f.body ->> 'reason' AS reason,
-               statement_timestamp()
-        FROM (SELECT environment, topic, token, body::jsonb AS body FROM \(source) WHERE status = '410' OFFSET 0) AS f
-        JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
-        ORDER BY t.topic_id, token_key, at DESC, reason DESC
-        ON CONFLICT (topic_id, token_key) DO UPDATE
-        SET stale_at = excluded.stale_at, stale_reason = excluded.stale_reason,
-            suppressed_since = CASE
-                WHEN l.suppressed THEN l.suppressed_since
-                WHEN excluded.stale_at >= l.registered_at THEN excluded.suppressed_since END
-        WHERE l.stale_at IS NULL OR (excluded.stale_at, excluded.stale_reason) > (l.stale_at, l.stale_reason)
+        WITH kept AS (
+            INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, stale_at, stale_reason)
+            SELECT DISTINCT ON (t.topic_id, token_key) t.topic_id, decode(f.token, 'hex') AS token_key,
+                   to_timestamp((f.body ->> 'timestamp')::double precision / 1000) AS at, f.body ->> 'reason' AS reason
+            FROM (SELECT environment, topic, token, body::jsonb AS body FROM \(source) WHERE status = '410' OFFSET 0) AS f
+            JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
+            ORDER BY t.topic_id, token_key, at DESC, reason DESC
+            ON CONFLICT (topic_id, token_key) DO UPDATE
+            SET stale_at = excluded.stale_at, stale_reason = excluded.stale_reason
+            WHERE l.stale_at IS NULL OR (excluded.stale_at, excluded.stale_reason) > (l.stale_at, l.stale_reason)
+            RETURNING topic_id, token_key, suppressed
+        )
+        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+        SELECT statement_timestamp(), topic_id, token_key FROM kept WHERE suppressed
+        ON CONFLICT DO NOTHING
         """
     }
 }

@@ -13,9 +13,11 @@ enum RegistrationFloor {
             JOIN tokenkeeper.ledger AS l ON l.device_id = s.device_id AND l.topic_id + 0 = s.topic_id
             WHERE l.superseded_at IS NULL AND l.token_key <> s.token_key
         ), superseded AS (
-            UPDATE tokenkeeper.ledger AS l SET superseded_at = l.registered_at, suppressed_since = statement_timestamp()
+            UPDATE tokenkeeper.ledger AS l SET superseded_at = l.registered_at
             FROM former AS f WHERE l.ctid = f.place
             RETURNING l.topic_id, l.token_key, l.device_id, l.user_id, l.registered_at
+        ), suppressed AS (
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) SELECT statement_timestamp(), topic_id, token_key FROM superseded
         ), told_of_superseded AS (
             INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id, registered_before, registered_after,
                 invalidated_after)
@@ -42,9 +44,11 @@ enum RegistrationFloor {
             WHERE s.unregistered
             ORDER BY t.topic_id, token_key, s.registered_at DESC
         ), changed AS (
-            UPDATE tokenkeeper.ledger AS l SET unregistered_by_app_at = s.at, suppressed_since = statement_timestamp()
+            UPDATE tokenkeeper.ledger AS l SET unregistered_by_app_at = s.at
             FROM said AS s WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key
             RETURNING l.topic_id, l.token_key, l.device_id, l.user_id, l.registered_at, l.unregistered_by_app_at
+        ), suppressed AS (
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) SELECT statement_timestamp(), topic_id, token_key FROM changed
         )
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, device_id, user_id, registered_before, registered_after,
             invalidated_after)

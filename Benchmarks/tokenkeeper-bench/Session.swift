@@ -13,9 +13,11 @@ final class Session: @unchecked Sendable {  // One thread at a time.
         try connection.run(script, patience: .seconds(3600))
     }
 
-    /// Runs a `COPY … FROM STDIN`.
+    /// Runs a `COPY … FROM STDIN` in a transaction of its own.
     func copy(_ statement: String, rows: [UInt8]) throws {
+        try run("BEGIN")
         _ = try connection.copy(statement, rows: rows)
+        try run("COMMIT")
     }
 
     /// The only column of the first row.

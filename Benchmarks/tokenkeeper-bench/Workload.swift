@@ -26,16 +26,21 @@ struct Workload: Sendable {
         }
         try session.run(
             """
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since, tags)
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, tags)
             SELECT \(Self.topicID("n")), \(Self.key("n")),
                    b.base - CASE WHEN n % 11 = 0 THEN interval '200 days' ELSE interval '10 days' END + n % 86400 * interval '1 s',
                    CASE WHEN n % 11 = 0 THEN b.base - interval '150 days' END,
                    CASE WHEN n % 11 = 0 THEN 'Unregistered' END,
-                   CASE WHEN n % 11 = 0 THEN b.base - interval '100 days' END,
                    CASE WHEN n % 1000 = 0 THEN ARRAY['\(Self.rareTag)'] END
             FROM generate_series(1, \(tokens / 10 * 11)) AS n, (SELECT to_timestamp(\(Self.base / 1000)) AS base) AS b
             """)
+        try session.run(
+            """
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+            SELECT to_timestamp(\(Self.base / 1000)) - interval '100 days', topic_id, token_key FROM tokenkeeper.ledger WHERE suppressed
+            """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
+        try session.run("VACUUM (ANALYZE) tokenkeeper.suppression")
         try session.run("VACUUM (ANALYZE) tokenkeeper.topic")
     }
 

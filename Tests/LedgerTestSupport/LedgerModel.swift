@@ -154,12 +154,12 @@ public struct LedgerModel {
         let wanted = told(devices)
         let knownTags = Set(try connection.lines(Self.ledgerTags, columns: 4))
         let some: (String, Set<String>) -> [String] = { who, lines in lines.sorted().prefix(4).map { who + ": " + $0 } }
-        // The table suppression follows from the ledger.
+        // A token has a row in suppression if and only if it is suppressed.
         let derived = Set(
             try connection.lines(
                 """
                 SELECT encode(token_key, 'hex') FROM tokenkeeper.ledger AS l FULL JOIN tokenkeeper.suppression AS s USING (topic_id, token_key)
-                WHERE l.suppressed_since IS DISTINCT FROM s.since OR l.suppressed <> (l.suppressed_since IS NOT NULL)
+                WHERE l.suppressed IS DISTINCT FROM (s.since IS NOT NULL)
                 """, columns: 1))
         return some("suppression", derived)
             + some("the count", Set(try connection.lines(Self.wrongCounts, columns: 5)))

@@ -17,7 +17,8 @@ import Testing
     /// All facts that the ledger keeps of each token, except tags: a token that moves to another device takes along those that it has by then.
     private func kept(_ topic: String) -> String {
         """
-        SELECT to_jsonb(l) - '{topic_id,suppressed_since,tags,tags_at}'::text[], l.suppressed_since IS NULL
+        SELECT to_jsonb(l) - '{topic_id,tags,tags_at}'::text[],
+               EXISTS (SELECT FROM tokenkeeper.suppression AS s WHERE s.topic_id = l.topic_id AND s.token_key = l.token_key)
         FROM tokenkeeper.ledger AS l JOIN tokenkeeper.topic AS t USING (topic_id) WHERE t.topic = '\(topic)' ORDER BY l.token_key
         """
     }

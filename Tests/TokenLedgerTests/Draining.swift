@@ -49,8 +49,8 @@ extension Connection {
         try lines(
             """
             SELECT topic_id, encode(token_key, 'hex'), registered_at, stale_at, stale_reason, suspect_at, suspect_reason, unregistered_by_app_at,
-                   superseded_at, suppressed_since, device_id
-            FROM tokenkeeper.ledger ORDER BY topic_id, token_key
+                   superseded_at, since, device_id
+            FROM tokenkeeper.ledger LEFT JOIN tokenkeeper.suppression USING (topic_id, token_key) ORDER BY topic_id, token_key
             """, columns: 11)
     }
 }

@@ -215,8 +215,9 @@ import TokenModel
         try policy("max_per_second = 1000, alerts_per_day = 1")
         try database.psql(
             """
-            UPDATE tokenkeeper.ledger SET stale_at = now(), suppressed_since = now()
+            UPDATE tokenkeeper.ledger SET stale_at = now()
             WHERE token_key > tokenkeeper.token_key(lpad(to_hex(100), 8, '0')) AND token_key <= tokenkeeper.token_key(lpad(to_hex(200), 8, '0'));
+            SELECT tokenkeeper.recompute_tokens();
             INSERT INTO tokenkeeper.alert_send (topic_id, token_key, day, alerts, room)
             SELECT 1, tokenkeeper.token_key(lpad(to_hex(i), 8, '0')), (now() AT TIME ZONE 'UTC')::date, 1, 0 FROM generate_series(201, 250) AS i
             """)

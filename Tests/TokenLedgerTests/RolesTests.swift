@@ -89,7 +89,7 @@ import Testing
         "SELECT tokenkeeper.reinstate_command('t', 'production', now(), NULL, 'suspect')",
         "SELECT tokenkeeper.would_reinstate('t', 'production', now(), now())",
         "SELECT tokenkeeper.undo_next()", "SELECT tokenkeeper.fold_token_count()",
-        "SELECT tokenkeeper.recount_tokens()",
+        "SELECT tokenkeeper.recompute_tokens()",
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.paused_topic", "SELECT FROM tokenkeeper.background_send",

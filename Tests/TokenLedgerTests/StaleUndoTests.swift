@@ -200,7 +200,7 @@ import Testing
         try gone(tokens, received: "yesterday")
         try drainAll(&daemon)
         try database.psql(
-            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '100 days' WHERE token_key < '\\x30'")
+            "UPDATE tokenkeeper.suppression SET since = now() - interval '100 days' WHERE token_key < '\\x30'")
         let report = try sweep(&daemon)
         #expect(report.prunedSuppressed == 20)
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.receipt") == "10")

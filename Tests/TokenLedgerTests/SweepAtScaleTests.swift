@@ -28,9 +28,11 @@ import Testing
         for topic in topics {
             try database.psql(
                 """
-                INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason, suppressed_since)
-                SELECT t.id, decode(lpad(to_hex(i), 8, '0'), 'hex'), '2020-01-01Z', '2021-01-01Z', 'Unregistered', '2021-01-02Z'
-                FROM tokenkeeper.ensure_topic('production', '\(topic)') AS t (id), generate_series(1, \(tokens)) AS i
+                INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, stale_at, stale_reason)
+                SELECT t.id, decode(lpad(to_hex(i), 8, '0'), 'hex'), '2020-01-01Z', '2021-01-01Z', 'Unregistered'
+                FROM tokenkeeper.ensure_topic('production', '\(topic)') AS t (id), generate_series(1, \(tokens)) AS i;
+                SELECT tokenkeeper.recompute_tokens();
+                UPDATE tokenkeeper.suppression SET since = '2021-01-02Z'
                 """)
         }
     }
@@ -181,7 +183,7 @@ import Testing
             INSERT INTO tokenkeeper.topic_prune (topic_id, pruned_at)
                 SELECT topic_id, now() - CASE topic WHEN 'pruned' THEN interval '394 days' ELSE interval '396 days' END
                 FROM tokenkeeper.topic WHERE topic LIKE '%pruned';
-            UPDATE tokenkeeper.ledger SET suppressed_since = now();
+            UPDATE tokenkeeper.suppression SET since = now();
             \(old);
             SELECT tokenkeeper.ensure_topic('production', 'new')
             """)

@@ -36,9 +36,10 @@ import TokenModel
         try database.psql(
             """
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't' || i % 2, registered_at => '2020-01-01Z') FROM generate_series(1, 300) AS i;
-            UPDATE tokenkeeper.ledger SET stale_at = '2021-01-01Z', stale_reason = 'Unregistered',
-                suppressed_since = now() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END
-            WHERE token_key > '\\x00000064';
+            UPDATE tokenkeeper.ledger SET stale_at = '2021-01-01Z', stale_reason = 'Unregistered' WHERE token_key > '\\x00000064';
+            SELECT tokenkeeper.recompute_tokens();
+            UPDATE tokenkeeper.suppression
+            SET since = now() - CASE WHEN token_key <= '\\x000000c8' THEN interval '89 days' ELSE interval '91 days' END;
             """)
     }
 
@@ -197,8 +198,11 @@ import TokenModel
         try database.psql(
             """
             SELECT tokenkeeper.register(lpad(to_hex(i), 8, '0'), 'u', registered_at => '2020-01-01Z') FROM generate_series(1, 100) AS i;
-            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2021-01-01Z', suppressed_since = clock_timestamp() - interval '91 days'
+            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2021-01-01Z'
             WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'u') AND token_key <= '\\x00000005';
+            SELECT tokenkeeper.recompute_tokens();
+            UPDATE tokenkeeper.suppression SET since = clock_timestamp() - interval '91 days'
+            WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'u');
             """)
         var daemon = try database.connect(user: "a_daemon")
         let report = try #require(try sweep(&daemon, plan: limited))
@@ -241,13 +245,13 @@ import TokenModel
         try fill()
         // In each topic 20 are due, and later 30. Neither is more than 45, but both together are.
         try database.psql("UPDATE tokenkeeper.topic_policy SET prune_allowance = 45")
-        let later = "WHERE suppressed AND token_key > '\\x000000f0'"
+        let later = "WHERE token_key > '\\x000000f0'"
         try database.psql(
-            "UPDATE tokenkeeper.ledger SET suppressed_since = clock_timestamp() - interval '89 days' \(later)")
+            "UPDATE tokenkeeper.suppression SET since = clock_timestamp() - interval '89 days' \(later)")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try sweep(&daemon, plan: limited)?.prunedSuppressed == 40)
         try database.psql(
-            "UPDATE tokenkeeper.ledger SET suppressed_since = clock_timestamp() - interval '91 days' \(later)")
+            "UPDATE tokenkeeper.suppression SET since = clock_timestamp() - interval '91 days' \(later)")
         #expect(try sweep(&daemon, plan: limited)?.refused == 60)
         try database.psql("UPDATE tokenkeeper.sweep_run SET started_at = started_at - interval '25 hours'")
         #expect(try sweep(&daemon, plan: limited)?.prunedSuppressed == 60)

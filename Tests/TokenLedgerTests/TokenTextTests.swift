@@ -124,4 +124,10 @@ import Testing
             "EXPLAIN VERBOSE SELECT tokenkeeper.parse_token(t) FROM unnest('{aa}'::text[]) AS t")
         #expect(plan.contains("parse_decorated_token") && !plan.contains("parse_token("))
     }
+
+    @Test func `a sound registration is checked without a call`() throws {
+        let plan = try database.psql(
+            "EXPLAIN VERBOSE SELECT tokenkeeper.is_sound_registration(NULL, d, d, ARRAY[d]) FROM unnest('{aa}'::text[]) AS d")
+        #expect(!plan.contains("is_sound_registration("), "\(plan)")
+    }
 }

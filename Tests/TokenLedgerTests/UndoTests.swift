@@ -170,7 +170,7 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try suspect("01", at: "2025-02-01Z")
         try drainAll(&daemon)
-        try database.psql("UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '85 days'")
+        try database.psql("UPDATE tokenkeeper.suppression SET since = now() - interval '85 days'")
         try database.psql(
             "INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', '01', 410, '{\"reason\":\"Unregistered\",\"timestamp\":1737331200000}')"
         )
@@ -178,7 +178,7 @@ import Testing
         #expect(try reinstate("2025-02-01Z", "2025-02-01Z") == "0")
         #expect(
             try database.psql(
-                "SELECT t.state, l.suppressed_since > now() - interval '5 minutes' FROM tokenkeeper.token AS t JOIN tokenkeeper.ledger AS l USING (token_key)"
+                "SELECT t.state, s.since > now() - interval '5 minutes' FROM tokenkeeper.token AS t JOIN tokenkeeper.suppression AS s USING (token_key)"
             ) == "stale|t")
     }
 

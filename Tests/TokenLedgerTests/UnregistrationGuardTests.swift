@@ -170,8 +170,8 @@ import Testing
             """
             SELECT tokenkeeper.unregister('0002', 't', at => '2025-01-05Z');
             SELECT tokenkeeper.register('0003', 't', registered_at => '2025-03-01Z');
-            UPDATE tokenkeeper.ledger SET stale_at = '2025-01-03Z', stale_reason = 'Unregistered', suppressed_since = now()
-            WHERE token_key = decode('0004', 'hex');
+            UPDATE tokenkeeper.ledger SET stale_at = '2025-01-03Z', stale_reason = 'Unregistered' WHERE token_key = decode('0004', 'hex');
+            SELECT tokenkeeper.recompute_tokens();
             """)
         var owner = try database.connect()
         let before = try owner.ledger()
@@ -353,7 +353,7 @@ import Testing
         try database.psql(
             """
             SELECT tokenkeeper.register('0002', 't');
-            UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '100 days' WHERE token_key = decode('0001', 'hex');
+            UPDATE tokenkeeper.suppression SET since = now() - interval '100 days' WHERE token_key = decode('0001', 'hex');
             UPDATE tokenkeeper.held_registration SET held_at = now() - interval '31 days' WHERE token = '0003';
             """)
         let lease = try #require(try SweepLease.claim(.new(.cli, dryRun: false), holder: "test", on: &daemon))

@@ -72,7 +72,8 @@ import Testing
             """
             INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, received_at, source_id, counted)
             VALUES (1, '\\xfedcba9876543210', 'unregistered_by_app', '2025-02-01Z', '2025-02-01Z', 1, true);
-            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z', suppressed_since = now() WHERE token_key = decode('fedcba9876543210', 'hex');
+            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2025-02-01Z' WHERE token_key = decode('fedcba9876543210', 'hex');
+            SELECT tokenkeeper.recompute_tokens();
             SELECT tokenkeeper.reinstate('t', 'production', '2025-02-01Z', '2025-02-01Z', 'unregistered_by_app');
             """)
         while try Reinstatement.undo(within: .seconds(5), on: &daemon, while: { true }) {}

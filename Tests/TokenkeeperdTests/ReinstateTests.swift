@@ -31,7 +31,8 @@ import Testing
             SELECT topic_id, token_key, '\(cause)', '2025-02-01Z', \(reason), 1, '2025-02-01Z', unregistered_by_app_at IS NULL FROM tokenkeeper.ledger;
             INSERT INTO tokenkeeper.suppression_count (hour, topic_id, cause, tokens)
             SELECT '2025-02-01Z', 1, '\(cause)', count(*) FROM tokenkeeper.receipt WHERE counted;
-            UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z'\(fact), suppressed_since = now()
+            UPDATE tokenkeeper.ledger SET \(cause)_at = '2025-02-01Z'\(fact);
+            SELECT tokenkeeper.recompute_tokens()
             """)
         #expect(
             try owner.scalar(
@@ -74,7 +75,8 @@ import Testing
         try owner.execute(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => '2025-01-01Z')) FROM generate_series(1, 3000) AS i;
-            UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken', suppressed_since = now();
+            UPDATE tokenkeeper.ledger SET suspect_at = '2025-02-01Z', suspect_reason = 'BadDeviceToken';
+            SELECT tokenkeeper.recompute_tokens();
             INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, received_at, counted)
             SELECT topic_id, token_key, 'suspect', '2025-02-01Z', 'BadDeviceToken', '2025-02-01Z', true FROM tokenkeeper.ledger;
             SELECT tokenkeeper.register('00000007', 't');

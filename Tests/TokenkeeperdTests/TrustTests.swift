@@ -273,7 +273,7 @@ import Testing
         #expect(try count("tokenkeeper.suppressed_token WHERE state = 'stale'") == 4000)
         #expect(try count("tokenkeeper.held_result") == 0)
         try database.psql(
-            "UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '91 days' WHERE suppressed")
+            "UPDATE tokenkeeper.suppression SET since = now() - interval '91 days'")
         daemon.signal(SIGUSR1)
         try eventually("the sweep has ended") {
             try database.psql("SELECT outcome, refused FROM tokenkeeper.sweep_run") == "finished|4000"

@@ -1,7 +1,7 @@
 -- How many tokens are in each state: token_count. Each change of a state adds to it in its own transaction, so the counts are exact at COMMIT and nothing
 -- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (note_deletion).
 --
--- Locks: counting locks no row. fold_token_count waits for another fold. recount_tokens takes SHARE UPDATE EXCLUSIVE on token_count.
+-- Locks: counting locks no row. fold_token_count waits for another fold. recompute_tokens takes SHARE UPDATE EXCLUSIVE on token_count, and waits for tokens.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_change(was tokenkeeper.ledger, is_now tokenkeeper.ledger)
 RETURNS TABLE (tokens integer, topic_id integer, registered boolean, state text)
@@ -33,15 +33,26 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.fold_token_count(integer) IS
     'Adds up equal rows of token_count, up to max_rows. Two calls at once are harmless: each adds up what it has deleted.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.recount_tokens() RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.recompute_tokens() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    missing bigint;
+    needless bigint;
     wrong bigint;
 BEGIN
     -- Two calls would correct the same twice. Nobody else waits for this lock.
     LOCK TABLE tokenkeeper.token_count IN SHARE UPDATE EXCLUSIVE MODE;
+    INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+    SELECT clock_timestamp(), l.topic_id, l.token_key FROM tokenkeeper.ledger AS l
+    WHERE l.suppressed AND NOT EXISTS (SELECT FROM tokenkeeper.suppression AS s WHERE s.topic_id = l.topic_id AND s.token_key = l.token_key)
+    FOR NO KEY UPDATE OF l
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS missing = ROW_COUNT;
+    DELETE FROM tokenkeeper.suppression AS s
+    WHERE NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key AND l.suppressed);
+    GET DIAGNOSTICS needless = ROW_COUNT;
     -- One statement sees the ledger and the counts at one moment.
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
     SELECT coalesce(l.tokens, 0) - coalesce(c.tokens, 0), topic_id, registered, state
@@ -51,9 +62,9 @@ BEGIN
         USING (topic_id, registered, state)
     WHERE coalesce(l.tokens, 0) <> coalesce(c.tokens, 0);
     GET DIAGNOSTICS wrong = ROW_COUNT;
-    RETURN wrong;
+    RETURN missing + needless + wrong;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.recount_tokens() IS
+COMMENT ON FUNCTION tokenkeeper.recompute_tokens() IS
     'Counts the whole ledger, and corrects token_count: for an owner who has changed the ledger by hand. Reads the whole ledger, and keeps '
     'nobody waiting. Returns how many counts, by topic and state, were wrong.';

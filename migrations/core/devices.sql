@@ -144,9 +144,7 @@ BEGIN
                                    NOT c.is_constant AND (c.is_reported OR c.registered_at = c.latest) AS shares) AS s
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
-        SET superseded_at = d.superseded_at, unresolved = d.unresolved, of_constant = d.is_constant, tags = d.tags, tags_at = d.tags_at,
-            suppressed_since = CASE WHEN coalesce(greatest(l.stale_at, l.suspect_at, l.logged_out_at, d.superseded_at) >= l.registered_at, false)
-                                    THEN coalesce(l.suppressed_since, receipt) END
+        SET superseded_at = d.superseded_at, unresolved = d.unresolved, of_constant = d.is_constant, tags = d.tags, tags_at = d.tags_at
         FROM decided AS d
         WHERE l.ctid = d.row_tid AND d.is_free
           AND (l.superseded_at IS DISTINCT FROM d.superseded_at OR l.unresolved <> d.unresolved OR l.of_constant <> d.is_constant
@@ -156,6 +154,15 @@ BEGIN
         INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
         SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n
         GROUP BY 2, 3, 4
+    ), suppressed AS (
+        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+        SELECT receipt, (c.is_now).topic_id, (c.is_now).token_key FROM changed AS c WHERE (c.is_now).suppressed AND NOT (c.was).suppressed
+        ON CONFLICT DO NOTHING
+    ), revived AS (
+        -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+        DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
+            SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (c.was).topic_id AND k.token_key = (c.was).token_key)
+            FROM changed AS c WHERE (c.was).suppressed AND NOT (c.is_now).suppressed))
     ), logged AS (
         INSERT INTO tokenkeeper.token_event_log (topic_id, token_key, event, cause, reason, device_id, user_id,
             registered_before, registered_after, invalidated_before, invalidated_after)

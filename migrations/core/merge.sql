@@ -35,15 +35,13 @@ COMMENT ON FUNCTION tokenkeeper.without(tokenkeeper.token_report[], integer[]) I
 CREATE OR REPLACE FUNCTION tokenkeeper.merged(was tokenkeeper.ledger, reported tokenkeeper.token_report) RETURNS TABLE (
     registered_at timestamptz, stale_at timestamptz, stale_reason text, suspect_at timestamptz, suspect_reason text, unregistered_by_app_at timestamptz,
     returned_at timestamptz, superseded_at timestamptz, unresolved boolean, of_constant boolean, device_id text, device_at timestamptz, user_id text,
-    user_at timestamptz, tags text[], tags_at timestamptz, is_suppressed boolean)
+    user_at timestamptz, tags text[], tags_at timestamptz)
 LANGUAGE sql IMMUTABLE ROWS 1
 BEGIN ATOMIC
     SELECT s.registered_at, s.stale_at, s.stale_reason, s.suspect_at, s.suspect_reason, s.unregistered_by_app_at, s.returned_at, s.superseded_at,
            CASE WHEN s.is_open THEN (reported).one_token AND s.device_id IS NOT NULL ELSE coalesce((was).unresolved, false) END,
            NOT s.changes_device AND coalesce((was).of_constant, false),
-           s.device_id, s.device_at, s.user_id, s.user_at, s.tags, s.tags_at,
-           coalesce(greatest(s.stale_at, s.suspect_at, CASE WHEN s.returned_at >= s.unregistered_by_app_at THEN NULL ELSE s.unregistered_by_app_at END,
-                             s.superseded_at) >= s.registered_at, false)
+           s.device_id, s.device_at, s.user_id, s.user_at, s.tags, s.tags_at
     FROM (
         -- What comes to a device or is registered again is current until the device's tokens are compared: a push too many does less harm than one too few.
         SELECT m.*, CASE WHEN NOT m.changes_device AND m.registered_at = (was).registered_at THEN (was).superseded_at END AS superseded_at,
@@ -107,7 +105,9 @@ BEGIN ATOMIC
               -- Nothing new if it was suppressed for the same cause.
               WHEN coalesce((was).suppressed AND tokenkeeper.state_of(was) = tokenkeeper.state_of(is_now), false) THEN NULL
               WHEN (reported).cause = 'unregistered_by_app' THEN 'unregistered_by_app'
-              ELSE 'invalidated' END AS event) AS e
+              ELSE 'invalidated' END AS event
+                -- Computed once.
+                OFFSET 0) AS e
           WHERE e.event IS NOT NULL) AS c;
 END;
 COMMENT ON FUNCTION tokenkeeper.event_of(tokenkeeper.ledger, tokenkeeper.ledger, tokenkeeper.token_report) IS

@@ -47,28 +47,25 @@ SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
-    WITH old AS MATERIALIZED (
+    WITH merged AS MATERIALIZED (
         -- A token that an application has locked is left over.
-        SELECT s AS reported, l.was, l.tid
-        FROM unnest(reports) AS s
-        CROSS JOIN LATERAL (
-            SELECT k AS was, k.ctid AS tid FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key
-            FOR NO KEY UPDATE SKIP LOCKED) AS l
-    ), merged AS MATERIALIZED (
-        SELECT o.reported, o.was, o.tid, m.*,
+        SELECT s AS reported, o.was, o.tid, m.*,
                (m.registered_at, m.stale_at, m.stale_reason, m.suspect_at, m.suspect_reason, m.unregistered_by_app_at, m.returned_at, m.device_at,
                 m.user_at, m.tags_at, m.device_id, m.user_id, m.tags)
                IS NOT DISTINCT FROM ((o.was).registered_at, (o.was).stale_at, (o.was).stale_reason, (o.was).suspect_at, (o.was).suspect_reason,
                                      (o.was).unregistered_by_app_at, (o.was).returned_at, (o.was).device_at, (o.was).user_at, (o.was).tags_at,
                                      (o.was).device_id, (o.was).user_id, (o.was).tags) AS is_same
-        FROM old AS o CROSS JOIN LATERAL tokenkeeper.merged(o.was, o.reported) AS m
+        FROM unnest(reports) AS s
+        CROSS JOIN LATERAL (
+            SELECT k AS was, k.ctid AS tid FROM tokenkeeper.ledger AS k WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key
+            FOR NO KEY UPDATE SKIP LOCKED) AS o
+        CROSS JOIN LATERAL tokenkeeper.merged(o.was, s) AS m
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
         SET registered_at = m.registered_at, stale_at = m.stale_at, stale_reason = m.stale_reason, suspect_at = m.suspect_at,
             suspect_reason = m.suspect_reason, unregistered_by_app_at = m.unregistered_by_app_at, returned_at = m.returned_at,
             superseded_at = m.superseded_at, unresolved = m.unresolved, of_constant = m.of_constant, device_id = m.device_id, device_at = m.device_at,
-            user_id = m.user_id, user_at = m.user_at, tags = m.tags, tags_at = m.tags_at,
-            suppressed_since = CASE WHEN m.is_suppressed THEN coalesce(l.suppressed_since, receipt) END
+            user_id = m.user_id, user_at = m.user_at, tags = m.tags, tags_at = m.tags_at
         FROM merged AS m
         -- If an application has changed a row since this statement began, its ctid no longer matches: the token is left over.
         WHERE l.ctid = m.tid AND NOT m.is_same
@@ -81,6 +78,15 @@ BEGIN
         INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
         SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n
         GROUP BY 2, 3, 4
+    ), suppressed AS (
+        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+        SELECT receipt, (c.is_now).topic_id, (c.is_now).token_key FROM changed AS c WHERE (c.is_now).suppressed AND NOT (c.was).suppressed
+        ON CONFLICT DO NOTHING
+    ), revived AS (
+        -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+        DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
+            SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (c.was).topic_id AND k.token_key = (c.was).token_key)
+            FROM changed AS c WHERE (c.was).suppressed AND NOT (c.is_now).suppressed))
     ), done AS (
         SELECT c.reported, c.was, c.is_now FROM changed AS c
         UNION ALL
@@ -142,16 +148,19 @@ BEGIN
         BEGIN
             WITH added AS (
                 INSERT INTO tokenkeeper.ledger AS l (topic_id, token_key, registered_at, stale_at, stale_reason, suspect_at, suspect_reason,
-                    unregistered_by_app_at, returned_at, unresolved, device_id, device_at, user_id, user_at, tags, tags_at, suppressed_since)
+                    unregistered_by_app_at, returned_at, unresolved, device_id, device_at, user_id, user_at, tags, tags_at)
                 SELECT s.topic_id, s.token_key, m.registered_at, m.stale_at, m.stale_reason, m.suspect_at, m.suspect_reason,
-                       m.unregistered_by_app_at, m.returned_at, m.unresolved, m.device_id, m.device_at, m.user_id, m.user_at, m.tags, m.tags_at,
-                       CASE WHEN m.is_suppressed THEN receipt END
+                       m.unregistered_by_app_at, m.returned_at, m.unresolved, m.device_id, m.device_at, m.user_id, m.user_at, m.tags, m.tags_at
                 FROM unnest(reports[first:first + many - 1]) AS s CROSS JOIN LATERAL tokenkeeper.merged(NULL, s) AS m
                 RETURNING l AS is_now, l.topic_id, l.token_key
             ), counted AS (
                 INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
                 SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM added AS a CROSS JOIN LATERAL tokenkeeper.count_change(NULL, a.is_now) AS n
                 GROUP BY 2, 3, 4
+            ), suppressed AS (
+                INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
+                SELECT receipt, a.topic_id, a.token_key FROM added AS a WHERE (a.is_now).suppressed
+                ON CONFLICT DO NOTHING
             ), pair AS MATERIALIZED (
                 SELECT a.is_now, s AS reported FROM unnest(reports[first:first + many - 1]) AS s JOIN added AS a USING (topic_id, token_key)
             ), logged AS (

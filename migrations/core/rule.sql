@@ -1,6 +1,6 @@
 -- What suppresses a token, in words: its cause, its state, its reason. The rule itself is the generated column ledger.suppressed.
 --
--- The ledger's three triggers call two functions, which are here, too. They write suppression and token_count, and lock nothing else.
+-- The trigger of the ledger calls note_deletion, which is here, too. It writes suppression and token_count, and locks nothing else.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cause_of(
     stale_at timestamptz, suspect_at timestamptz, logged_out_at timestamptz, superseded_at timestamptz) RETURNS text
@@ -39,32 +39,16 @@ END;
 COMMENT ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) IS
     'The reason that came with the latest cause: for stale and suspect the reason of APNs, for the others a description. For people: compare the cause instead.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.note_suppression() RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        DELETE FROM tokenkeeper.suppression AS s WHERE s.topic_id = old.topic_id AND s.token_key = old.token_key;
-    END IF;
-    IF new.suppressed_since IS NOT NULL THEN
-        INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (new.suppressed_since, new.topic_id, new.token_key);
-    END IF;
-    RETURN NULL;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.note_suppression() IS 'Trigger: keeps the table suppression in step with a row of the ledger that is new or has changed.';
-
 CREATE OR REPLACE FUNCTION tokenkeeper.note_deletion() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
 AS $$
 BEGIN
-    DELETE FROM tokenkeeper.suppression AS s USING gone AS g
-    WHERE g.suppressed_since IS NOT NULL AND s.topic_id = g.topic_id AND s.token_key = g.token_key;
+    -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+    DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
+        SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = g.topic_id AND k.token_key = g.token_key)
+        FROM gone AS g WHERE g.suppressed));
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
     SELECT -count(*), g.topic_id, g.registered_at > '-infinity', tokenkeeper.state_of(g::tokenkeeper.ledger) FROM gone AS g GROUP BY 2, 3, 4;
     RETURN NULL;

@@ -222,13 +222,22 @@ BEGIN
     ), changed AS (
         UPDATE tokenkeeper.ledger AS l
         SET stale_at = d.stale_at, stale_reason = d.stale_reason, suspect_at = d.suspect_at, suspect_reason = d.suspect_reason,
-            unregistered_by_app_at = d.unregistered_by_app_at,
-            -- The retention starts with the first report that still suppresses it, or now if a newer token of its device does.
-            suppressed_since = CASE WHEN d.invalidated_at >= (d.was).registered_at
-                                    THEN greatest(l.suppressed_since, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END)) END
+            unregistered_by_app_at = d.unregistered_by_app_at
         FROM decided AS d
         WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT d.is_unknown
-        RETURNING d.was, l AS is_now
+        RETURNING d.was, l AS is_now, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END) AS since
+    ), revived AS (
+        -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+        DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
+            SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (c.was).topic_id AND k.token_key = (c.was).token_key)
+            FROM changed AS c WHERE (c.was).suppressed AND NOT (c.is_now).suppressed))
+    ), delayed AS (
+        -- The retention starts with the first report that still suppresses it, or now if a newer token of its device does.
+        UPDATE tokenkeeper.suppression AS s SET since = c.since
+        FROM (SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (n.was).topic_id AND k.token_key = (n.was).token_key) AS tid,
+                     n.since
+              FROM changed AS n WHERE (n.is_now).suppressed OFFSET 0) AS c
+        WHERE s.ctid = c.tid AND s.since < c.since
     ), counted AS (
         INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
         SELECT sum(n.tokens), n.topic_id, n.registered, n.state FROM changed AS c CROSS JOIN LATERAL tokenkeeper.count_change(c.was, c.is_now) AS n

@@ -3,7 +3,7 @@
 -- The ledger: what is known about each device token.
 --
 -- Each fact is the greatest value ever reported. Reports may therefore arrive late, twice and in any order (core/merge, function merged).
--- Four columns are derived and stored so that queries find them: logged_out_at, superseded_at, suppressed, suppressed_since; and the table suppression.
+-- Three columns are derived and stored so that queries find them: logged_out_at, superseded_at and suppressed; and the table suppression.
 --
 -- One device, one token: a token is superseded while another token of its device has a later registered_at. Equal instants supersede nobody. A token
 -- belongs to the device of its latest report that named one.
@@ -44,7 +44,6 @@ CREATE TABLE tokenkeeper.ledger (
     returned_at            timestamptz,
     logged_out_at          timestamptz GENERATED ALWAYS AS (CASE WHEN returned_at >= unregistered_by_app_at THEN NULL ELSE unregistered_by_app_at END) STORED,
     superseded_at          timestamptz,
-    suppressed_since       timestamptz,
     topic_id               integer NOT NULL,
     suppressed             boolean NOT NULL GENERATED ALWAYS AS (
         coalesce(greatest(stale_at, suspect_at, CASE WHEN returned_at >= unregistered_by_app_at THEN NULL ELSE unregistered_by_app_at END,
@@ -85,9 +84,6 @@ COMMENT ON COLUMN tokenkeeper.ledger.unresolved IS
     'registration of this token compares the device''s tokens; see resolve_devices.';
 COMMENT ON COLUMN tokenkeeper.ledger.of_constant IS
     'True if the device_id was found to be a constant while it had this token: it had more than 20. It supersedes none of its tokens.';
-COMMENT ON COLUMN tokenkeeper.ledger.suppressed_since IS
-    'When the ledger learned that the token is suppressed (server clock). The retention starts here, because the timestamp of a 410 may be older '
-    'than the retention when the 410 arrives.';
 COMMENT ON COLUMN tokenkeeper.ledger.suppressed IS
     'The one rule, computed by the database: true if an instant of suppression is not earlier than the registration.';
 COMMENT ON COLUMN tokenkeeper.ledger.token_key IS 'The bytes of the device token; see token_key(text).';
@@ -127,8 +123,12 @@ CREATE TABLE tokenkeeper.suppression (
     PRIMARY KEY (topic_id, token_key)
 );
 COMMENT ON TABLE tokenkeeper.suppression IS
-    'The suppressed tokens. It follows from the ledger, by triggers: since is suppressed_since. The gate looks tokens up here, and the sweep finds those that are '
-    'due. As indexes of the ledger, the same would cost each 410 and each revival an entry in every index of the ledger.';
+    'The suppressed tokens: one row if and only if ledger.suppressed is true. Each statement that changes ledger.suppressed inserts or deletes it. The gate '
+    'looks tokens up here, and the sweep finds those that are due. As indexes of the ledger, the same would cost each 410 and each revival an entry in every '
+    'index of the ledger.';
+COMMENT ON COLUMN tokenkeeper.suppression.since IS
+    'When the ledger learned that the token is suppressed (server clock). The retention starts here, because the timestamp of a 410 may be older than the '
+    'retention when the 410 arrives.';
 
 -- As ledger_device: no look-up by the key must find this index suitable.
 CREATE INDEX suppression_since ON tokenkeeper.suppression ((topic_id + 0), since);

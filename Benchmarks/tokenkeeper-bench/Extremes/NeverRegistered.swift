@@ -6,11 +6,11 @@ extension ExtremesMeasurement {
         try session.run(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'never');
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, suspect_at, suspect_reason, suppressed_since)
-            SELECT 1, sha256(i::text::bytea), now() - interval '5 days', 'BadDeviceToken', now() FROM generate_series(1, \(tokens)) AS i
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, suspect_at, suspect_reason)
+            SELECT 1, sha256(i::text::bytea), now() - interval '5 days', 'BadDeviceToken' FROM generate_series(1, \(tokens)) AS i
             """)
-        try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
-        try session.run("SELECT tokenkeeper.recount_tokens()")
+        try session.run("SELECT tokenkeeper.recompute_tokens()")
+        try session.run("VACUUM (ANALYZE) tokenkeeper.ledger, tokenkeeper.suppression")
         let daemons = try MeasuredDaemon.start(on: database)
         defer { for daemon in daemons { daemon.stop() } }
         // As a sender queues them: 40 per batch.

@@ -9,10 +9,11 @@ extension ExtremesMeasurement {
         try session.run(
             """
             INSERT INTO tokenkeeper.topic (environment, topic) VALUES ('production', 'undo');
-            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, suspect_at, suspect_reason, suppressed_since)
-            SELECT 1, sha256(i::text::bytea), now() - interval '50 days', now() - interval '1 day', 'BadDeviceToken', now() FROM generate_series(1, \(tokens)) AS i;
+            INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, suspect_at, suspect_reason)
+            SELECT 1, sha256(i::text::bytea), now() - interval '50 days', now() - interval '1 day', 'BadDeviceToken' FROM generate_series(1, \(tokens)) AS i;
             INSERT INTO tokenkeeper.receipt (topic_id, token_key, cause, invalidated_at, reason, received_at, counted)
-            SELECT topic_id, token_key, 'suspect', suspect_at, suspect_reason, suspect_at, true FROM tokenkeeper.ledger
+            SELECT topic_id, token_key, 'suspect', suspect_at, suspect_reason, suspect_at, true FROM tokenkeeper.ledger;
+            SELECT tokenkeeper.recompute_tokens()
             """)
         try session.run("VACUUM (ANALYZE) tokenkeeper.ledger")
         try session.run("VACUUM (ANALYZE) tokenkeeper.receipt")

@@ -89,24 +89,26 @@ struct GrowingLedger {
             SELECT n, \(topicID("n")) AS topic_id, \(key("n")) AS token_key,
                    \(device("CASE WHEN n % 200 = 0 THEN n + 3 ELSE n END")) AS device_id,
                    now() - interval '200 days' + n % 8640000 * interval '1 second' AS at,
-                   CASE WHEN n % 10 < 7 THEN 'user-' || n / 2 END AS user_id
+                   CASE WHEN n % 10 < 7 THEN 'user-' || n / 2 END AS user_id,
+                   CASE WHEN \(isDue("n")) THEN now() - interval '100 days'
+                        WHEN n % 100 = 12 OR n % 200 IN (0, 13) THEN now() - interval '20 days' END AS since
             FROM generate_series(\(numbers.lowerBound)::bigint, \(numbers.upperBound)) AS n
         ), events AS (
             INSERT INTO tokenkeeper.token_event_log (at, topic_id, token_key, event, cause, device_id, user_id, registered_after)
             SELECT now() - n % 20 * interval '1 day', topic_id, token_key, 'registered', 'registration', device_id, user_id, at
             FROM new WHERE n % 20 = 1
+        ), suppressed AS (
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) SELECT since, topic_id, token_key FROM new WHERE since IS NOT NULL
         )
         INSERT INTO tokenkeeper.ledger (topic_id, token_key, registered_at, device_id, device_at, user_id, user_at, tags, tags_at,
-            stale_at, stale_reason, unregistered_by_app_at, superseded_at, suppressed_since)
+            stale_at, stale_reason, unregistered_by_app_at, superseded_at)
         SELECT topic_id, token_key, at, device_id, at, user_id, CASE WHEN user_id IS NOT NULL THEN at END,
                CASE WHEN n % 1000 = 1 THEN ARRAY['city-' || n % 997, 'lang-' || n % 31, 'news', '\(Workload.rareTag)']
                     WHEN n % 5 > 0 THEN ARRAY['city-' || n % 997, 'lang-' || n % 31, 'news'] END,
                CASE WHEN n % 5 > 0 THEN at END,
                CASE WHEN n % 100 IN (11, 12) THEN at + interval '1 day' END, CASE WHEN n % 100 IN (11, 12) THEN 'Unregistered' END,
                CASE WHEN n % 200 = 13 THEN at + interval '1 day' END,
-               CASE WHEN n % 200 = 0 THEN at END,
-               CASE WHEN \(isDue("n")) THEN now() - interval '100 days'
-                    WHEN n % 100 = 12 OR n % 200 IN (0, 13) THEN now() - interval '20 days' END
+               CASE WHEN n % 200 = 0 THEN at END
         FROM new
         """
     }

@@ -85,7 +85,7 @@ extension Sweep {
     /// Prunes a batch of suppressed tokens. The condition is repeated: a token that was registered again between the look and the
     /// delete survives. Rows that an application has locked are left for the next sweep.
     ///
-    /// - Returns: How many tokens were pruned, and the latest `suppressed_since` among the due tokens; nil if none was due.
+    /// - Returns: How many tokens were pruned, and the latest `since` of the due tokens' suppressions; nil if none was due.
     private func pruneBatch(
         of topic: DueTokens.Topic, since: Instant, on connection: inout Connection
     ) throws(DatabaseError) -> (pruned: Int64, reached: Instant?) {
@@ -97,14 +97,14 @@ extension Sweep {
                       WHERE d.topic_id + 0 = $2 AND d.since < $3 AND d.since >= $4 ORDER BY d.since OFFSET 0) AS s
                 CROSS JOIN LATERAL (
                     SELECT k.ctid AS place FROM tokenkeeper.ledger AS k
-                    WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key AND k.suppressed_since < $3 FOR UPDATE SKIP LOCKED) AS l
+                    WHERE k.topic_id = s.topic_id AND k.token_key = s.token_key AND k.suppressed FOR UPDATE SKIP LOCKED) AS l
                 LIMIT $5
             ), gone AS (
                 -- By place: a join could be planned as a scan of the whole ledger.
                 DELETE FROM tokenkeeper.ledger AS l
                 WHERE l.ctid = ANY (ARRAY(SELECT d.place FROM due AS d))
                   -- CASE keeps the condition from an index, whose entries would each be compared with all those places.
-                  AND CASE WHEN l.topic_id = $2 AND l.suppressed AND l.suppressed_since < $3 THEN true END
+                  AND CASE WHEN l.topic_id = $2 AND l.suppressed THEN true END
                 RETURNING l.*,
                     tokenkeeper.cause_of(l.stale_at, l.suspect_at, l.logged_out_at, l.superseded_at) AS cause
             ), \(Self.bookkeeping)

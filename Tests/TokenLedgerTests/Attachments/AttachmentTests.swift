@@ -294,7 +294,7 @@ import Testing
         )
         try devices.drain()
         try devices.database.psql(
-            "UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp(), suppressed_since = now()")
+            "UPDATE tokenkeeper.ledger SET stale_at = clock_timestamp(); SELECT tokenkeeper.recompute_tokens()")
         try devices.app("UPDATE app.devices SET tags = '{x}', user_id = 3")
         try devices.drain()
         #expect(try devices.states() == "aaaa stale, bbbb stale, cccc stale")

@@ -25,13 +25,16 @@ struct CampaignStage {
             INSERT INTO tokenkeeper.ledger (registered_at, topic_id, token_key, device_id, user_id, tags)
             SELECT now() - interval '1 hour', t.topic_id, tokenkeeper.token_key(lpad(to_hex(i), 64, '0')), 'd' || i, 'u' || i % 10, ARRAY['World', 'n:' || i]
             FROM tokenkeeper.topic AS t, generate_series(\(numbers.lowerBound), \(numbers.upperBound)) AS i;
-            SELECT tokenkeeper.recount_tokens()
+            SELECT tokenkeeper.recompute_tokens()
             """)
     }
 
     func suppress(_ number: Int) throws {
         try database.psql(
-            "UPDATE tokenkeeper.ledger SET stale_at = now(), suppressed_since = now() WHERE token_key = tokenkeeper.token_key('\(Self.token(number))')"
+            """
+            UPDATE tokenkeeper.ledger SET stale_at = now() WHERE token_key = tokenkeeper.token_key('\(Self.token(number))');
+            SELECT tokenkeeper.recompute_tokens()
+            """
         )
     }
 

@@ -91,9 +91,10 @@ import Testing
             FROM (VALUES ('aa', 'a'), ('bb', 'b'), ('cc', 'c'), ('dd', 'd'), ('ee', 'e')) AS v (t, d);
             SELECT tokenkeeper.unregister('bb', 'com.example.app', at => '2026-02-01Z'),
                    tokenkeeper.register('ff', 'com.example.app', registered_at => '2026-02-01Z', device_id => 'd');
-            UPDATE tokenkeeper.ledger SET stale_at = '2026-02-01Z', suppressed_since = now() WHERE token_key = '\\xaa';
-            UPDATE tokenkeeper.ledger SET suspect_at = '2026-02-01Z', suppressed_since = now() WHERE token_key = '\\xcc';
-            UPDATE tokenkeeper.ledger SET stale_at = now() - interval '29 days', suppressed_since = now() WHERE token_key = '\\xee';
+            UPDATE tokenkeeper.ledger SET stale_at = '2026-02-01Z' WHERE token_key = '\\xaa';
+            UPDATE tokenkeeper.ledger SET suspect_at = '2026-02-01Z' WHERE token_key = '\\xcc';
+            UPDATE tokenkeeper.ledger SET stale_at = now() - interval '29 days' WHERE token_key = '\\xee';
+            SELECT tokenkeeper.recompute_tokens();
             """)
         let block = try #require(
             Self.blocks(of: "sql", in: "docs/how-to/prune-old-tokens.md").first { $0.contains("my_devices") })

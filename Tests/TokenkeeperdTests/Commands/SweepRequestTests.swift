@@ -14,8 +14,10 @@ import TokenLedger
             user: "a_app")
         try database.psql(
             """
-            UPDATE tokenkeeper.ledger SET stale_at = '2100-01-01Z', stale_reason = 'Unregistered', suppressed_since = now() - interval '3 years'
-            WHERE token_key <= decode(lpad(to_hex(20), 64, '0'), 'hex')
+            UPDATE tokenkeeper.ledger SET stale_at = '2100-01-01Z', stale_reason = 'Unregistered'
+            WHERE token_key <= decode(lpad(to_hex(20), 64, '0'), 'hex');
+            SELECT tokenkeeper.recompute_tokens();
+            UPDATE tokenkeeper.suppression SET since = now() - interval '3 years'
             """)
     }
 

@@ -179,7 +179,7 @@ struct SendFault: Sendable, CustomTestStringConvertible {
         try stage.database.psql(
             """
             SELECT count(tokenkeeper.unregister(lpad(to_hex(i), 8, '0'), 't')) FROM generate_series(1, 2000) AS i;
-            UPDATE tokenkeeper.ledger SET suppressed_since = now() - interval '400 days' WHERE suppressed
+            UPDATE tokenkeeper.suppression SET since = now() - interval '400 days'
             """)
         try stage.start(["sweep.prune_allowance=1"])
         try stage.database.psql("SELECT tokenkeeper.request_sweep()", user: "a_operator")

@@ -117,8 +117,11 @@ final class StagedFaults {
     private func stageSweep() throws {
         try run(
             """
-            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2026-01-02Z', suppressed_since = clock_timestamp() - interval '91 days'
-            WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'com.example.due') AND get_byte(token_key, 31) <= 50
+            UPDATE tokenkeeper.ledger SET unregistered_by_app_at = '2026-01-02Z'
+            WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'com.example.due') AND get_byte(token_key, 31) <= 50;
+            SELECT tokenkeeper.recompute_tokens();
+            UPDATE tokenkeeper.suppression SET since = clock_timestamp() - interval '91 days'
+            WHERE topic_id = (SELECT topic_id FROM tokenkeeper.topic WHERE topic = 'com.example.due')
             """)
         try run("SELECT tokenkeeper.request_sweep()", "a_operator")
         try eventually("a sweep has refused to prune them") { try scene.count("sweep_run", "refused = 50") > 0 }
