@@ -19,7 +19,7 @@ struct MeasureCommand: ParsableCommand {
     /// The measurements, by the names that `--only` takes.
     enum Measurement: String, CaseIterable {
         case drain, peers, ledger, hostile, metrics, freshness, sweep, gate, register, registration, attach,
-            producers, footprint,
+            producers, footprint, vacuum,
             publication, extremes, sending, campaign, growth
 
         /// Whether it needs the large ledger.
@@ -82,7 +82,7 @@ struct MeasureCommand: ParsableCommand {
                 (.freshness, FreshnessMeasurement.self),
                 (.producers, ProducerMeasurement.self), (.register, RegisterMeasurement.self),
                 (.registration, RegistrationMeasurement.self), (.attach, AttachMeasurement.self),
-                (.footprint, FootprintMeasurement.self),
+                (.footprint, FootprintMeasurement.self), (.vacuum, VacuumMeasurement.self),
             ], bench, template, workload)
         sendingReport.attempt("sending", chosen.contains(.sending)) {
             try SendingMeasurement(scale: scale, report: sendingReport, before: before.map(Self.earlier)).run()

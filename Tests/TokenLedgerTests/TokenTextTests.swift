@@ -127,7 +127,8 @@ import Testing
 
     @Test func `a sound registration is checked without a call`() throws {
         let plan = try database.psql(
-            "EXPLAIN VERBOSE SELECT tokenkeeper.is_sound_registration(NULL, d, d, ARRAY[d]) FROM unnest('{aa}'::text[]) AS d")
+            "EXPLAIN VERBOSE SELECT tokenkeeper.is_sound_registration(NULL, d, d, ARRAY[d]) FROM unnest('{aa}'::text[]) AS d"
+        )
         #expect(!plan.contains("is_sound_registration("), "\(plan)")
     }
 }
