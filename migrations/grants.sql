@@ -237,7 +237,7 @@ GRANT UPDATE (rejected_at) ON tokenkeeper.rejected_result TO tokenkeeper_daemon;
 GRANT UPDATE (held_at) ON tokenkeeper.held_result TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (held_at) ON tokenkeeper.held_registration TO tokenkeeper_daemon;
 GRANT SELECT, DELETE, UPDATE (received_at) ON tokenkeeper.receipt TO tokenkeeper_daemon;
-GRANT SELECT, INSERT, DELETE ON tokenkeeper.suppression TO tokenkeeper_daemon;
+GRANT SELECT, DELETE ON tokenkeeper.suppression TO tokenkeeper_daemon;
 -- How many there are.
 GRANT SELECT (erasure_id, forgotten_at) ON tokenkeeper.erasure TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON

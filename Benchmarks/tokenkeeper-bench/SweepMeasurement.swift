@@ -51,7 +51,10 @@ struct SweepMeasurement: LedgerMeasurement {
         return try work(database)
     }
 
-    private static let isDue = "l.suppressed AND l.suppressed_since < clock_timestamp() - interval '90 days'"
+    private static let isDue = """
+        (l.topic_id, l.token_key) IN (
+            SELECT s.topic_id, s.token_key FROM tokenkeeper.suppression AS s WHERE s.since < clock_timestamp() - interval '90 days')
+        """
 
     private func timed(
         _ database: Database, reports: Bool = true, _ work: (Database) throws -> Void

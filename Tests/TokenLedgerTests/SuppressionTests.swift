@@ -79,7 +79,7 @@ import Testing
         try owner.execute(
             """
             SELECT count(tokenkeeper.register(lpad(to_hex(i), 8, '0'), 't', registered_at => now() - interval '1 day')) FROM generate_series(1, 3) AS i;
-            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) SELECT now(), 1, decode(lpad(to_hex(i), 8, '0'), 'hex') FROM generate_series(1, 5) AS i
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) SELECT now() - interval '100 days', 1, decode(lpad(to_hex(i), 8, '0'), 'hex') FROM generate_series(1, 5) AS i
             """)
         // Known, known, new, new: in a batch, and alone.
         try owner.execute(gone(1...1))
@@ -91,6 +91,36 @@ import Testing
                     "00000001|stale", "00000002|unregistered_by_app", "00000003|active", "00000004|stale",
                     "00000005|unregistered_by_app",
                 ])
+        #expect(
+            try owner.scalar("SELECT count(*) FROM tokenkeeper.suppression WHERE since > now() - interval '1 hour'")
+                == "4", "their retention starts now")
         #expect(try owner.scalar("SELECT tokenkeeper.recompute_tokens()") == "1", "the one of the active token")
+    }
+
+    @Test func `one of an active token that a change by hand has left behind goes with the token`() throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aa', 't');
+            INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (now(), 1, '\\xaa');
+            SELECT tokenkeeper.forget('aa')
+            """)
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.suppression") == "0")
+    }
+
+    @Test func `a token is suppressed since the first report, until it is registered again`() throws {
+        var owner = try database.connect()
+        try owner.execute("SET jit = off")
+        try owner.execute("SELECT tokenkeeper.register('00000001', 't', registered_at => now() - interval '1 day')")
+        try owner.execute(gone(1...1))
+        let since = "SELECT since FROM tokenkeeper.suppression"
+        let first = try owner.scalar(since)
+        try owner.execute(gone(1...1))
+        #expect(try owner.scalar(since) == first)
+        try owner.execute("SELECT tokenkeeper.unregister('00000001', 't')")
+        #expect(try owner.scalar(since) == first)
+        try owner.execute("SELECT tokenkeeper.register('00000001', 't')")
+        #expect(try owner.scalar(since) == nil)
+        try owner.execute(gone(1...1))
+        #expect(try owner.scalar("SELECT since > '\(first ?? "")' FROM tokenkeeper.suppression") == "t")
     }
 }

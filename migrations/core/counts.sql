@@ -1,7 +1,7 @@
 -- How many tokens are in each state: token_count. Each change of a state adds to it in its own transaction, so the counts are exact at COMMIT and nothing
 -- is scanned. Functions that write the ledger insert what count_change says; a trigger adds what is deleted (note_deletion).
 --
--- Locks: counting locks no row. fold_token_count waits for another fold. recompute_tokens takes SHARE UPDATE EXCLUSIVE on token_count, and waits for tokens.
+-- Locks: counting locks no row. fold_token_count waits for another fold. recompute_tokens locks the ledger against all who write it.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_change(was tokenkeeper.ledger, is_now tokenkeeper.ledger)
 RETURNS TABLE (tokens integer, topic_id integer, registered boolean, state text)
@@ -42,18 +42,16 @@ DECLARE
     needless bigint;
     wrong bigint;
 BEGIN
-    -- Two calls would correct the same twice. Nobody else waits for this lock.
-    LOCK TABLE tokenkeeper.token_count IN SHARE UPDATE EXCLUSIVE MODE;
+    PERFORM tokenkeeper.require_read_committed();
+    -- Nobody changes a token meanwhile.
+    LOCK TABLE tokenkeeper.ledger IN SHARE ROW EXCLUSIVE MODE;
     INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
     SELECT clock_timestamp(), l.topic_id, l.token_key FROM tokenkeeper.ledger AS l
-    WHERE l.suppressed AND NOT EXISTS (SELECT FROM tokenkeeper.suppression AS s WHERE s.topic_id = l.topic_id AND s.token_key = l.token_key)
-    FOR NO KEY UPDATE OF l
-    ON CONFLICT DO NOTHING;
+    WHERE l.suppressed AND NOT EXISTS (SELECT FROM tokenkeeper.suppression AS s WHERE s.topic_id = l.topic_id AND s.token_key = l.token_key);
     GET DIAGNOSTICS missing = ROW_COUNT;
     DELETE FROM tokenkeeper.suppression AS s
     WHERE NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.topic_id = s.topic_id AND l.token_key = s.token_key AND l.suppressed);
     GET DIAGNOSTICS needless = ROW_COUNT;
-    -- One statement sees the ledger and the counts at one moment.
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
     SELECT coalesce(l.tokens, 0) - coalesce(c.tokens, 0), topic_id, registered, state
     FROM (SELECT k.topic_id, k.registered_at > '-infinity' AS registered, tokenkeeper.state_of(k) AS state, count(*) AS tokens
@@ -66,5 +64,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.recompute_tokens() IS
-    'Counts the whole ledger, and corrects token_count: for an owner who has changed the ledger by hand. Reads the whole ledger, and keeps '
-    'nobody waiting. Returns how many counts, by topic and state, were wrong.';
+    'Corrects the tables suppression and token_count, for an owner who has changed the ledger by hand. It reads the whole ledger, and registrations and daemons '
+    'wait until its transaction ends. Returns how many suppressions and counts were wrong. Raises 25001 if the isolation level is not read committed.';

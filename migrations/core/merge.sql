@@ -106,7 +106,7 @@ BEGIN ATOMIC
               WHEN coalesce((was).suppressed AND tokenkeeper.state_of(was) = tokenkeeper.state_of(is_now), false) THEN NULL
               WHEN (reported).cause = 'unregistered_by_app' THEN 'unregistered_by_app'
               ELSE 'invalidated' END AS event
-                -- Computed once.
+                -- The event is used three times, and computed once.
                 OFFSET 0) AS e
           WHERE e.event IS NOT NULL) AS c;
 END;

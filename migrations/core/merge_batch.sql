@@ -81,9 +81,9 @@ BEGIN
     ), suppressed AS (
         INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
         SELECT receipt, (c.is_now).topic_id, (c.is_now).token_key FROM changed AS c WHERE (c.is_now).suppressed AND NOT (c.was).suppressed
-        ON CONFLICT DO NOTHING
+        ON CONFLICT (topic_id, token_key) DO UPDATE SET since = excluded.since
     ), revived AS (
-        -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+        -- One look-up each: see Plans.
         DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
             SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (c.was).topic_id AND k.token_key = (c.was).token_key)
             FROM changed AS c WHERE (c.was).suppressed AND NOT (c.is_now).suppressed))
@@ -160,7 +160,7 @@ BEGIN
             ), suppressed AS (
                 INSERT INTO tokenkeeper.suppression (since, topic_id, token_key)
                 SELECT receipt, a.topic_id, a.token_key FROM added AS a WHERE (a.is_now).suppressed
-                ON CONFLICT DO NOTHING
+                ON CONFLICT (topic_id, token_key) DO UPDATE SET since = excluded.since
             ), pair AS MATERIALIZED (
                 SELECT a.is_now, s AS reported FROM unnest(reports[first:first + many - 1]) AS s JOIN added AS a USING (topic_id, token_key)
             ), logged AS (

@@ -66,7 +66,7 @@ BEGIN
             VALUES (1, reported.topic_id, reported.registered_at IS NOT NULL, coalesce(reported.cause, 'active'));
             IF reported.cause IS NOT NULL THEN
                 INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (receipt, reported.topic_id, reported.token_key)
-                ON CONFLICT DO NOTHING;
+                ON CONFLICT (topic_id, token_key) DO UPDATE SET since = excluded.since;
                 INSERT INTO tokenkeeper.receipt (received_at, invalidated_at, topic_id, counted, cause, token_key)
                 VALUES (reported.received_at, reported.invalidated_at, reported.topic_id, false, reported.cause, reported.token_key);
             END IF;
@@ -106,7 +106,7 @@ BEGIN
     END IF;
     IF is_now.suppressed AND NOT was.suppressed THEN
         INSERT INTO tokenkeeper.suppression (since, topic_id, token_key) VALUES (receipt, is_now.topic_id, is_now.token_key)
-        ON CONFLICT DO NOTHING;
+        ON CONFLICT (topic_id, token_key) DO UPDATE SET since = excluded.since;
     ELSIF was.suppressed AND NOT is_now.suppressed THEN
         DELETE FROM tokenkeeper.suppression AS s WHERE s.topic_id = is_now.topic_id AND s.token_key = is_now.token_key;
     END IF;

@@ -45,10 +45,10 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 BEGIN
-    -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+    -- One look-up each: see Plans. Of active tokens, too: a change by hand may have left a row.
     DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
         SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = g.topic_id AND k.token_key = g.token_key)
-        FROM gone AS g WHERE g.suppressed));
+        FROM gone AS g));
     INSERT INTO tokenkeeper.token_count (tokens, topic_id, registered, state)
     SELECT -count(*), g.topic_id, g.registered_at > '-infinity', tokenkeeper.state_of(g::tokenkeeper.ledger) FROM gone AS g GROUP BY 2, 3, 4;
     RETURN NULL;

@@ -227,12 +227,12 @@ BEGIN
         WHERE l.topic_id = undo.topic_id AND l.token_key = d.token_key AND NOT d.is_unknown
         RETURNING d.was, l AS is_now, coalesce(d.received_at, CASE WHEN d.counted THEN clock_timestamp() END) AS since
     ), revived AS (
-        -- Not a join, which could read all suppressed tokens for each of these, if it was planned when there were few.
+        -- One look-up each: see Plans.
         DELETE FROM tokenkeeper.suppression AS s WHERE s.ctid = ANY (ARRAY(
             SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (c.was).topic_id AND k.token_key = (c.was).token_key)
             FROM changed AS c WHERE (c.was).suppressed AND NOT (c.is_now).suppressed))
     ), delayed AS (
-        -- The retention starts with the first report that still suppresses it, or now if a newer token of its device does.
+        -- The retention of a token that stays suppressed starts with the first report that suppresses it, or now if only a newer token of its device does.
         UPDATE tokenkeeper.suppression AS s SET since = c.since
         FROM (SELECT (SELECT k.ctid FROM tokenkeeper.suppression AS k WHERE k.topic_id = (n.was).topic_id AND k.token_key = (n.was).token_key) AS tid,
                      n.since

@@ -123,9 +123,9 @@ CREATE TABLE tokenkeeper.suppression (
     PRIMARY KEY (topic_id, token_key)
 );
 COMMENT ON TABLE tokenkeeper.suppression IS
-    'The suppressed tokens: one row if and only if ledger.suppressed is true. Each statement that changes ledger.suppressed inserts or deletes it. The gate '
-    'looks tokens up here, and the sweep finds those that are due. As indexes of the ledger, the same would cost each 410 and each revival an entry in every '
-    'index of the ledger.';
+    'The suppressed tokens: one row if and only if ledger.suppressed is true. Functions that change ledger.suppressed insert or delete it; a trigger deletes it '
+    'with the token. The gate looks tokens up here, and the sweep finds those that are due. As indexes of the ledger, the same would cost each 410 and each '
+    'revival an entry in every index of the ledger.';
 COMMENT ON COLUMN tokenkeeper.suppression.since IS
     'When the ledger learned that the token is suppressed (server clock). The retention starts here, because the timestamp of a 410 may be older than the '
     'retention when the 410 arrives.';

@@ -193,7 +193,7 @@ struct GrowthMeasurement {
     private func sweep(_ ledger: GrowingLedger, _ session: Session, _ step: inout GrowthStep) throws {
         try session.run("CHECKPOINT")
         let due = try session.number(
-            "SELECT count(*) FROM tokenkeeper.ledger WHERE suppressed_since < now() - interval '90 days'")
+            "SELECT count(*) FROM tokenkeeper.suppression WHERE since < now() - interval '90 days'")
         let url = ledger.database.url()
         let start = ContinuousClock.now
         let swept = try Self.pages(session) {
@@ -203,7 +203,7 @@ struct GrowthMeasurement {
         }
         let milliseconds = start.duration(to: .now) / .milliseconds(1)
         let left = try session.number(
-            "SELECT count(*) FROM tokenkeeper.ledger WHERE suppressed_since < now() - interval '90 days'")
+            "SELECT count(*) FROM tokenkeeper.suppression WHERE since < now() - interval '90 days'")
         guard due > 0, left == 0 else { throw TestFailure("\(Int(left)) of \(Int(due)) due tokens are left") }
         step.add("sweep, a pruned token", pages: swept.pages / due, milliseconds: milliseconds / due)
     }

@@ -82,8 +82,8 @@ extension Sweep {
         }
     }
 
-    /// Prunes a batch of suppressed tokens. The condition is repeated: a token that was registered again between the look and the
-    /// delete survives. Rows that an application has locked are left for the next sweep.
+    /// Prunes a batch of suppressed tokens. A token that has changed since the statement began survives: its new row has another `ctid`, which the
+    /// statement does not see. Rows that an application has locked are left for the next sweep.
     ///
     /// - Returns: How many tokens were pruned, and the latest `since` of the due tokens' suppressions; nil if none was due.
     private func pruneBatch(
