@@ -11,6 +11,7 @@ struct LedgerState: Equatable {
                 suspect_reason, unregistered_by_app_at, superseded_at, suppressed, device_id, tags), 0)::numeric)
             FROM tokenkeeper.ledger
             """,
+            "SELECT count(*) || ' ' || coalesce(sum(hash_record_extended(ROW(topic_id, token_key), 0)::numeric), 0) FROM tokenkeeper.suppression",
             """
             SELECT count(*) || ' ' || coalesce(sum(hash_record_extended(ROW(topic_id, token_key, event, cause, reason, device_id,
                 registered_before, registered_after, invalidated_before, invalidated_after), 0)::numeric), 0)

@@ -20,7 +20,7 @@ struct VacuumMeasurement: LedgerMeasurement {
         var growth: [Double] = []
         var freezing: [Double] = []
         let contest = try Contest(
-            "launches beside \(Int(Self.resultsPerSecond)) results a second", rounds: scale.rounds,
+            "launches while a sender queues \(Int(Self.resultsPerSecond)) results a second", rounds: scale.rounds,
             [
                 Contest.Contestant(name: Self.off) { _ in try launches(vacuums: false) { _ in } },
                 Contest.Contestant(name: Self.on) { _ in
@@ -32,7 +32,7 @@ struct VacuumMeasurement: LedgerMeasurement {
             ])
         report.add(contest)
         report.compare(
-            "launches with autovacuum on over off, beside \(Int(Self.resultsPerSecond)) results a second",
+            "launches with autovacuum on over off, while a sender queues \(Int(Self.resultsPerSecond)) results a second",
             contest.ratio(Self.on, over: Self.off), atLeast: 0.95)
         report.compare("size of the ledger with its indexes after that, over before", Spread(growth), atMost: 1.1)
         report.compare(

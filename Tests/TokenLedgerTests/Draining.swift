@@ -44,6 +44,18 @@ extension TestDatabase {
 }
 
 extension Connection {
+    /// How many index entries and rows of a table this transaction has read, except rows by `ctid`.
+    mutating func rowsRead(of table: String) throws -> Int {
+        let read = try scalar(
+            """
+            SELECT sum(pg_stat_get_xact_tuples_fetched(i.indexrelid) + pg_stat_get_xact_tuples_returned(i.indexrelid))
+                   + pg_stat_get_xact_tuples_returned('tokenkeeper.\(table)'::regclass)
+            FROM pg_index AS i WHERE i.indrelid = 'tokenkeeper.\(table)'::regclass
+            """)
+        guard let read, let rows = Int(read) else { throw TestFailure("no statistics of \(table)") }
+        return rows
+    }
+
     /// What an undo must restore: the rows of the ledger.
     mutating func ledger() throws -> [String] {
         try lines(
