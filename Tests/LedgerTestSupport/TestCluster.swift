@@ -29,6 +29,16 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
         }
     }()
 
+    /// For tests of erasures. An erasure is finished when every transaction of its cluster from before has ended, and the tests of ``shared`` have some that
+    /// take half a minute on a busy machine.
+    public static let ofErasures: TestCluster = {
+        do {
+            return try prepared()
+        } catch {
+            fatalError("no cluster for the tests of erasures: \(error)")
+        }
+    }()
+
     /// A cluster with a migrated template database.
     ///
     /// - Parameter options: More settings for the server, `name=value`.

@@ -38,7 +38,7 @@ public struct TestDatabase: Sendable {
 }
 
 extension TestDatabase {
-    /// Does what a daemon does ten minutes after `forget`. It waits for transactions of other databases, too.
+    /// Does what a daemon does ten minutes after `forget`. It waits for transactions of other databases, too; see ``TestCluster/ofErasures``.
     public func finishErasures() throws {
         try eventually("the erasures are finished") {
             try psql("SELECT tokenkeeper.finish_erasures('0'); SELECT count(*) FROM tokenkeeper.erasure").hasSuffix(

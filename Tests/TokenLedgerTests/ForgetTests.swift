@@ -10,7 +10,7 @@ import Testing
     let database: TestDatabase
 
     init() throws {
-        database = try TestCluster.shared.database()
+        database = try TestCluster.ofErasures.database()
     }
 
     /// Every table of the schema in which the text or the bytes occur.

@@ -17,7 +17,11 @@ import TokenModel
     static let silent = #"{"aps":{"content-available":1}}"#
 
     init() throws {
-        database = try TestCluster.shared.database()
+        try self.init(on: .shared)
+    }
+
+    private init(on cluster: TestCluster) throws {
+        database = try cluster.database()
     }
 
     /// - Returns: The request's number.
@@ -473,16 +477,18 @@ import TokenModel
     }
 
     @Test func `forget erases malformed tokens that contain the token`() throws {
-        try database.psql("SELECT tokenkeeper.register('\(String(repeating: "ab", count: 32))', 'com.example.app')")
+        let outbox = try Self(on: .ofErasures)
         let token = String(repeating: "ab", count: 32)
-        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try ask(token: text) }
-        #expect(try claim().failed == 2)
-        try ask(Self.silent, token: token)
-        #expect(try claim().requests.count == 1 && count("background_send") == 1)
-        for text in ["x\(token)"] { try ask(token: text) }
-        try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
-        try database.finishErasures()
-        #expect(try count("send_request", "token LIKE '%ab%'") == 0 && count("send_request") == 1)
-        #expect(try count("failed_send") == 0 && count("background_send") == 0)
+        try outbox.database.psql("SELECT tokenkeeper.register('\(token)', 'com.example.app')")
+        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try outbox.ask(token: text) }
+        #expect(try outbox.claim().failed == 2)
+        try outbox.ask(Self.silent, token: token)
+        #expect(try outbox.claim().requests.count == 1 && outbox.count("background_send") == 1)
+        try outbox.ask(token: "x\(token)")
+        try outbox.database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
+        try outbox.database.finishErasures()
+        #expect(
+            try outbox.count("send_request", "token LIKE '%ab%'") == 0 && outbox.count("send_request") == 1)
+        #expect(try outbox.count("failed_send") == 0 && outbox.count("background_send") == 0)
     }
 }

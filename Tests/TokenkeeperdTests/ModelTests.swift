@@ -19,7 +19,7 @@ private struct Step {
     @Test func `random histories end in the state that the model gives`() throws {
         let seed = Seed.next()
         var chance = SeededChance(seed: seed)
-        let database = try TestCluster.shared.database()
+        let database = try TestCluster.ofErasures.database()
         // One of them holds 410s, the other does not: what it has held is released in the end.
         let settings = ["1%", "100%"].map { ["sweep.interval=off", "guard.hold_stale_share=\($0)"] }
         var daemons = try settings.map { try DaemonProcess(database.url(), settings: $0) }

@@ -517,7 +517,7 @@ import TokenModel
     }
 
     @Test func `what was addressed while it was forgotten goes later`() throws {
-        let stage = try CampaignStage(tokens: 3)
+        let stage = try CampaignStage(tokens: 3, on: .ofErasures)
         let campaign = try stage.enqueue()
         var addressing = try stage.database.connect(user: "a_daemon")
         try addressing.execute("BEGIN")

@@ -10,8 +10,8 @@ struct CampaignStage {
 
     /// - Parameter tokens: How many tokens are registered. Token n has the key of n in 32 bytes, the device dn, the user u(n % 10), and the tags
     ///   World and n:n.
-    init(tokens: Int = 0) throws {
-        database = try TestCluster.shared.database()
+    init(tokens: Int = 0, on cluster: TestCluster = .shared) throws {
+        database = try cluster.database()
         try database.psql("SELECT tokenkeeper.ensure_topic('production', '\(Self.topic)')")
         if tokens > 0 { try register(1...tokens) }
     }
