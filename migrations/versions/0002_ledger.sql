@@ -50,7 +50,7 @@ CREATE TABLE tokenkeeper.ledger (
                           superseded_at) >= registered_at, false)) STORED,
     unresolved             boolean NOT NULL DEFAULT false,
     of_constant            boolean NOT NULL DEFAULT false,
-    token_key              bytea NOT NULL CHECK (octet_length(token_key) BETWEEN 1 AND 512),
+    token_key              bytea NOT NULL,
     stale_reason           text COLLATE "C",
     suspect_reason         text COLLATE "C",
     device_id              text COLLATE "C",
