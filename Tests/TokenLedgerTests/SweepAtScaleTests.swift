@@ -268,11 +268,11 @@ import Testing
         #expect(size.value == 200)
         size.took(.milliseconds(1))
         #expect(size.value == 300)
-        size.took(.seconds(1))
+        size.took(.milliseconds(300))
         #expect(size.value == 300)
-        size.took(.seconds(3))
-        #expect(size.value == 150)
+        size.took(.milliseconds(600))
+        #expect(size.value == 100)
         let sizes = (1...3).map { _ in size.timedOut() ? size.value : 0 }
-        #expect(sizes == [18, 10, 0])
+        #expect(sizes == [12, 10, 0])
     }
 }

@@ -1,4 +1,4 @@
-/// How much one statement of a sweep reads, in rows or pages: more while statements are quick, less once they are slow. How much
+/// How much one statement reads or a batch takes, in rows or pages: more while statements are quick, less once they are slow. How much
 /// a statement can read in its time depends on the disk and the cache, and nobody should have to configure that.
 struct SliceSize {
     private(set) var value: Int
@@ -10,10 +10,12 @@ struct SliceSize {
         self.range = range
     }
 
-    /// Notes how long a statement took. A slice of a second or two renews the lease often and delays nobody.
+    /// Notes how long a statement took. None should take longer than a second, and the next slice may lie on the disk.
     mutating func took(_ time: Duration) {
-        if time < .milliseconds(500) { value = min(value * 2, range.upperBound) }
-        if time > .seconds(2) { value = max(value / 2, range.lowerBound) }
+        if time < .milliseconds(200) { value = min(value * 2, range.upperBound) }
+        if time > .milliseconds(400) {
+            value = max(Int(Double(value) * (.milliseconds(200) / time)), range.lowerBound)
+        }
     }
 
     /// Notes that a statement ran into its time limit.

@@ -7,8 +7,8 @@ struct DueSurvey {
     let sweep: Sweep
     /// How many tokens of a topic sweeps have pruned within the last day without force, by the topic's number.
     private let prunedToday: [Int32: Int64]
-    /// The number of rows in a slice that is read by index.
-    private var rows = SliceSize(20_000, in: 50...100_000)
+    /// The number of rows in a slice that is read by index. From the disk, a row takes up to 2 ms.
+    private var rows = SliceSize(500, in: 50...100_000)
     /// The dormant tokens that `findDormant` has counted, by the topic's number.
     private(set) var dormant: [Int32: DueTokens.Cause] = [:]
     /// The pages of the ledger on which they lie.
@@ -70,15 +70,29 @@ struct DueSurvey {
         return due
     }
 
-    /// Adds the suppressed tokens that are due in a topic, in one statement.
+    /// Adds the suppressed tokens that are due in a topic, in one statement: of up to twice as many each time, while that is quick.
     ///
     /// - Returns: False if there are more than fit into one slice. Then nothing was added.
     private mutating func addSuppressedAtOnce(
         to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> Bool {
-        let topic = due.topic
-        let (found, isAll) = try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) {
-            connection, _, size in
+        var tried = 0
+        while rows.value > tried {
+            let (found, size) = try suppressed(in: due.topic, on: &connection, while: goesOn)
+            if found.reduce(0, { $0 + $1.tokens }) < size {
+                for cause in found { due.add(cause) }
+                return true
+            }
+            tried = size
+        }
+        return false
+    }
+
+    /// - Returns: The suppressed tokens that are due in a topic, at most as many as the size of the slice.
+    private mutating func suppressed(
+        in topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
+    ) throws -> (found: [DueTokens.Cause], size: Int) {
+        try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) { connection, _, size in
             let found = try connection.query(
                 """
                 SELECT s.cause, count(*), (array_agg(s.digits))[1:5]
@@ -92,10 +106,8 @@ struct DueSurvey {
             ).decode { row throws(DatabaseError) in
                 DueTokens.Cause(name: try row.read(), tokens: try row.read(), samples: try row.read())
             }
-            return (found, found.reduce(0) { $0 + $1.tokens } < size)
+            return (found, size)
         }
-        if isAll { for cause in found { due.add(cause) } }
-        return isAll
     }
 
     /// Adds the suppressed tokens that are due in a topic, in the order of the key. The order of the instant would not do: a
