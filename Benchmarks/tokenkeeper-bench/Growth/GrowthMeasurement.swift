@@ -11,16 +11,19 @@ struct GrowthMeasurement {
     let onEach: (_ steps: [GrowthStep], _ cluster: PrivateCluster) throws -> Void
 
     /// Without WAL for the indexes that are built, and without more WAL than the disk has room for.
-    static let settings = ["wal_level=minimal", "max_wal_size=4GB", "min_wal_size=1GB"]
+    static let settings = [
+        "wal_level=minimal", "max_wal_size=4GB", "min_wal_size=1GB", "shared_preload_libraries=pg_stat_statements",
+    ]
 
     func run() throws {
         let cluster = try PrivateCluster(more: Self.settings)
         let database = try cluster.copy(of: "bare")
+        try database.session().run("CREATE EXTENSION pg_stat_statements")
         var ledger = try GrowingLedger(database)
         var steps: [GrowthStep] = []
         for size in scale.growth {
             try ledger.grow(to: size)
-            steps.append(try measure(ledger, isFirst: steps.isEmpty))
+            steps.append(try measure(ledger))
             try onEach(steps, cluster)
         }
         compare(steps)
@@ -40,7 +43,7 @@ struct GrowthMeasurement {
             Spread([bytes / steps[0].bytes]))
     }
 
-    private func measure(_ ledger: GrowingLedger, isFirst: Bool) throws -> GrowthStep {
+    private func measure(_ ledger: GrowingLedger) throws -> GrowthStep {
         let session = try ledger.database.session()
         try session.run("SET synchronous_commit = off")
         var step = GrowthStep(tokens: ledger.tokens)
@@ -52,8 +55,11 @@ struct GrowthMeasurement {
         try register(ledger, session, &step)
         try campaign(session, &step)
         try explain(ledger, session, &step)
-        try drain(ledger, session, &step)
-        try sweep(ledger, session, &step)
+        step.longest.append(
+            ("the drain", try Self.longestStatement(session) { try drain(ledger, session, &step) }))
+        step.longest.append(
+            ("the sweep", try Self.longestStatement(session) { try sweep(ledger, session, &step) }))
+        try vacuum(ledger, &step)
         for line in step.lines { Progress.say("  " + line) }
         return step
     }
@@ -208,6 +214,27 @@ struct GrowthMeasurement {
         step.add("sweep, a pruned token", pages: swept.pages / due, milliseconds: milliseconds / due)
     }
 
+    /// As autovacuum performs it, with its pauses: after the pruned tokens, and then one that reads and freezes the whole table.
+    private func vacuum(_ ledger: GrowingLedger, _ step: inout GrowthStep) throws {
+        let session = try ledger.database.session()
+        try session.run("SET vacuum_cost_delay = '2ms'")
+        for (name, options) in [
+            ("of what the sweep has pruned", ""), ("to prevent wraparound", "(FREEZE, DISABLE_PAGE_SKIPPING)"),
+        ] {
+            let start = ContinuousClock.now
+            try session.run("VACUUM \(options) tokenkeeper.ledger")
+            step.vacuums.append((name, start.duration(to: .now) / .seconds(1)))
+        }
+    }
+
+    /// The longest statement of the daemon meanwhile, in milliseconds.
+    private static func longestStatement(_ session: Session, during work: () throws -> Void) throws -> Double {
+        try session.run("SELECT pg_stat_statements_reset()")
+        try work()
+        return try session.number(
+            "SELECT coalesce(max(max_exec_time), 0) FROM pg_stat_statements WHERE userid = 'a_daemon'::regrole")
+    }
+
     /// The pages that all sessions of the database look at, once they have ended.
     private static func pages<Value>(_ session: Session, during work: () throws -> Value) throws -> (
         pages: Double, value: Value
@@ -234,6 +261,11 @@ struct GrowthMeasurement {
         report.compare(
             "drain: processor time of the server a result with \(sizes)",
             Spread([last.drainMicroseconds / first.drainMicroseconds]), atMost: 2)
+        for (work, milliseconds) in last.longest {
+            report.compare(
+                "the longest statement of \(work) with \(Scale.short(last.tokens)) tokens", Spread([milliseconds]),
+                atMost: 1000, digits: 0, unit: " ms")
+        }
         if let status = last["status"] {
             report.compare(
                 "status with \(Scale.short(last.tokens)) tokens", Spread([status.milliseconds]), atMost: 50, digits: 1,

@@ -45,6 +45,16 @@ struct GrowthPage {
                 ("WAL a result, bytes", steps.map { Self.number($0.drainWAL) }),
             ])
         lines += table(
+            "the longest statement, milliseconds",
+            (steps.last?.longest ?? []).indices.map { index in
+                (steps[0].longest[index].work, steps.map { Self.number($0.longest[index].milliseconds) })
+            })
+        lines += table(
+            "vacuum of the ledger, seconds",
+            (steps.last?.vacuums ?? []).indices.map { index in
+                (steps[0].vacuums[index].name, steps.map { Self.number($0.vacuums[index].seconds) })
+            })
+        lines += table(
             "bytes a token",
             (steps.last?.sizes ?? []).filter { $0.bytes / (steps.last?.rows ?? 1) >= 0.5 }.map { size in
                 (
@@ -136,11 +146,12 @@ struct GrowthPage {
         "  session, each in its own transaction, without waiting for the flush.",
         "- **WAL** of a registration is its own. The step ends with a checkpoint, so nearly each page is changed for the first time since, and is written",
         "  whole: the most that a registration costs.",
-        "- **The count** is one whole count of all topics, in slices of 50,000 as the daemon takes them, per row of the ledger.",
         "- **The campaigns** are addressed by one call each, in a session that has addressed one before. The first part of everyone is what the first push waits for.",
         "- **explain** is the whole command with its connection, of 20 tokens; the pages are those of all sessions of the database. So is **the sweep**, which",
         "  prunes one in a hundred of the tokens that the step has added, with all its other steps; the figures are per pruned token.",
         "- **The drain** is the daemon's, of a backlog in a sealed partition, as in [the benchmarks](README.md#how). `status` is read after it, while that daemon is",
-        "  at work.",
+        "  at work. The longest statement is the daemon's longest by `pg_stat_statements`.",
+        "- **Vacuum** is that of the table of tokens with its indexes, with autovacuum's pauses (`vacuum_cost_delay` 2 ms): first what the sweep has pruned, then one",
+        "  that reads and freezes the whole table.",
     ]
 }

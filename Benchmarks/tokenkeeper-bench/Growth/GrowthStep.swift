@@ -22,6 +22,10 @@ struct GrowthStep {
     var drainMicroseconds = 0.0
     /// Bytes of WAL for each drained result.
     var drainWAL = 0.0
+    /// The longest statement of a daemon's work, in milliseconds.
+    var longest: [(work: String, milliseconds: Double)] = []
+    /// What a vacuum of the ledger takes, in seconds.
+    var vacuums: [(name: String, seconds: Double)] = []
 
     init(tokens: Int) {
         self.tokens = tokens
@@ -56,5 +60,7 @@ struct GrowthStep {
                     format: "drain: %.0f results a second, %.2f µs of the server each", drainedPerSecond,
                     drainMicroseconds)
             ]
+            + longest.map { String(format: "the longest statement of %@: %.0f ms", $0.work, $0.milliseconds) }
+            + vacuums.map { String(format: "vacuum %@: %.1f s", $0.name, $0.seconds) }
     }
 }
