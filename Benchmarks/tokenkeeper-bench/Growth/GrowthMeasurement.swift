@@ -231,8 +231,11 @@ struct GrowthMeasurement {
     private static func longestStatement(_ session: Session, during work: () throws -> Void) throws -> Double {
         try session.run("SELECT pg_stat_statements_reset()")
         try work()
-        return try session.number(
-            "SELECT coalesce(max(max_exec_time), 0) FROM pg_stat_statements WHERE userid = 'a_daemon'::regrole")
+        let own = "FROM pg_stat_statements WHERE userid = 'a_daemon'::regrole ORDER BY max_exec_time DESC LIMIT 1"
+        for statement in try session.texts("SELECT left(regexp_replace(query, '\\s+', ' ', 'g'), 100) \(own)") {
+            Progress.say("  the longest statement: \(statement)")
+        }
+        return try session.number("SELECT max_exec_time \(own)")
     }
 
     /// The pages that all sessions of the database look at, once they have ended.

@@ -7,8 +7,10 @@ struct DueSurvey {
     let sweep: Sweep
     /// How many tokens of a topic sweeps have pruned within the last day without force, by the topic's number.
     private let prunedToday: [Int32: Int64]
-    /// The number of rows in a slice that is read by index. From the disk, a row takes up to 2 ms.
-    private var rows = SliceSize(500, in: 50...100_000)
+    /// The number of rows in a slice that is read by index.
+    private var rows = Self.firstRows
+    /// From the disk, a row takes up to 2 ms. Each topic begins with this: what was in memory of one topic need not be of the next.
+    private static let firstRows = SliceSize(500, in: 50...100_000)
     /// The dormant tokens that `findDormant` has counted, by the topic's number.
     private(set) var dormant: [Int32: DueTokens.Cause] = [:]
     /// The pages of the ledger on which they lie.
@@ -55,6 +57,7 @@ struct DueSurvey {
         in topic: DueTokens.Topic, suppressed: Bool, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> DueTokens {
         var due = DueTokens(in: topic)
+        rows = Self.firstRows
         if suppressed, try !addSuppressedAtOnce(to: &due, on: &connection, while: goesOn) {
             try addSuppressedInSlices(to: &due, on: &connection, while: goesOn)
         }
