@@ -19,9 +19,7 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
     /// The cluster that all tests of a run share.
     public static let shared: TestCluster = {
         do {
-            // A batch leaves the rest to the next one after half of it. In a run with many tests at once, a process may stand still for
-            // half of PostgreSQL's usual second.
-            let cluster = try prepared(options: ["deadlock_timeout=5s"])
+            let cluster = try prepared(options: patient)
             cluster.spares = SpareDatabases(6) { [unowned cluster] in try cluster.create(migrated: true) }
             return cluster
         } catch {
@@ -29,11 +27,15 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
         }
     }()
 
+    /// A batch leaves the rest to the next one after half of it. In a run with many tests at once, a process may stand still for half of
+    /// PostgreSQL's usual second.
+    private static let patient = ["deadlock_timeout=5s"]
+
     /// For tests of erasures. An erasure is finished when every transaction of its cluster from before has ended, and the tests of ``shared`` have some that
     /// take half a minute on a busy machine.
     public static let ofErasures: TestCluster = {
         do {
-            return try prepared()
+            return try prepared(options: patient)
         } catch {
             fatalError("no cluster for the tests of erasures: \(error)")
         }

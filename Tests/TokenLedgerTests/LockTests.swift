@@ -111,39 +111,6 @@ import Testing
         #expect(try drainAll(&daemon, drain: drain).recorded == Int(left)!)
     }
 
-    @Test func `a process begins with smaller batches, and slow batches stay small`() throws {
-        let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
-        try database.psql(
-            "INSERT INTO tokenkeeper.send_result (topic, token, status, partition_number) SELECT 't', 'aa', 403, \(partition.number) FROM generate_series(1, 5000)"
-        )
-        let pages = Int(
-            try database.psql(
-                "SELECT pg_relation_size('\(partition.table)') / current_setting('block_size')::integer"))!
-        #expect((33...48).contains(pages), "less than a range")
-        var daemon = try database.connect(user: "a_daemon")
-        var drain = makeDrain()
-        var batches = 0
-        let pass = try drain.pass(
-            on: &daemon,
-            report: { incident in
-                if case .committed = incident { batches += 1 }
-            }, betweenBatches: { _, _, _ in true })
-        #expect(pass.recorded == 5000 && batches == (pages + 3) / 4)
-        let size = BatchSize()
-        #expect(size.parts(of: 64..<128).map(\.count) == Array(repeating: 4, count: 16))
-        size.took(.milliseconds(100))
-        size.took(.milliseconds(100))
-        size.took(.milliseconds(100))
-        size.took(.milliseconds(100))
-        #expect(size.parts(of: 64..<128) == [64..<128])
-        size.took(.milliseconds(300))
-        #expect(size.parts(of: 64..<128) == [64..<128])
-        size.took(.seconds(5))
-        #expect(size.parts(of: 64..<128).map(\.count) == Array(repeating: 2, count: 32))
-        size.took(.seconds(5))
-        #expect(size.parts(of: 64..<128).count == 64)
-    }
-
     @Test(arguments: [(0, 403), (4, 403), (4, 200)])
     func `a locked row of the queue delays only its range`(
         partitionsAhead: Int, status: Int

@@ -268,9 +268,9 @@ import Testing
         #expect(size.value == 200)
         size.took(.milliseconds(1))
         #expect(size.value == 300)
-        size.took(.milliseconds(300))
+        size.took(.milliseconds(900))
         #expect(size.value == 300)
-        size.took(.milliseconds(600))
+        size.took(.milliseconds(1500))
         #expect(size.value == 100)
         let sizes = (1...3).map { _ in size.timedOut() ? size.value : 0 }
         #expect(sizes == [12, 10, 0])

@@ -6,30 +6,13 @@ struct BatchRunner {
     let queue: any Queue
     let rejectedAllowance: RejectedAllowance
     let pair: DrainPair
-    let size = BatchSize()
     var transaction: BatchTransaction
     var guardLimits: GuardLimits
-
-    /// Takes the rows of a range off the queue: in one batch, or in several if batches are slow.
-    ///
-    /// - Throws: When the connection is lost.
-    func run(
-        _ range: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
-        report: Drain.Report
-    ) throws(DatabaseError) -> PartitionTurn.BatchOutcome {
-        for pages in size.parts(of: range) {
-            let began = ContinuousClock.now
-            let outcome = try runBatch(pages, of: partition, into: &pass, on: &connection, report: report)
-            size.took(began.duration(to: .now))
-            if outcome != .finished { return outcome }
-        }
-        return .finished
-    }
 
     /// Runs a batch, and moves its rows to the retry partition if it fails.
     ///
     /// - Throws: When the connection is lost.
-    private func runBatch(
+    func run(
         _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report
     ) throws(DatabaseError) -> PartitionTurn.BatchOutcome {

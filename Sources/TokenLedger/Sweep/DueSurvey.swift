@@ -86,7 +86,8 @@ struct DueSurvey {
                 for cause in found { due.add(cause) }
                 return true
             }
-            tried = size
+            // After a time-out, the size was smaller.
+            tried = max(tried, size)
         }
         return false
     }

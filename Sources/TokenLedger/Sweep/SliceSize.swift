@@ -1,4 +1,4 @@
-/// How much one statement reads or a batch takes, in rows or pages: more while statements are quick, less once they are slow. How much
+/// How much one statement of a sweep reads, in rows or pages: more while statements are quick, less once they are slow. How much
 /// a statement can read in its time depends on the disk and the cache, and nobody should have to configure that.
 struct SliceSize {
     private(set) var value: Int
@@ -13,9 +13,7 @@ struct SliceSize {
     /// Notes how long a statement took. None should take longer than a second, and the next slice may lie on the disk.
     mutating func took(_ time: Duration) {
         if time < .milliseconds(200) { value = min(value * 2, range.upperBound) }
-        if time > .milliseconds(400) {
-            value = max(Int(Double(value) * (.milliseconds(200) / time)), range.lowerBound)
-        }
+        if time > .seconds(1) { value = max(Int(Double(value) * (.milliseconds(500) / time)), range.lowerBound) }
     }
 
     /// Notes that a statement ran into its time limit.
