@@ -18,28 +18,24 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
 
     /// The cluster that all tests of a run share.
     public static let shared: TestCluster = {
-        do {
-            let cluster = try prepared(options: patient)
-            cluster.spares = SpareDatabases(6) { [unowned cluster] in try cluster.create(migrated: true) }
-            return cluster
-        } catch {
-            fatalError("no cluster for the tests: \(error)")
-        }
+        let cluster = patient()
+        cluster.spares = SpareDatabases(6) { [unowned cluster] in try cluster.create(migrated: true) }
+        return cluster
     }()
-
-    /// A batch leaves the rest to the next one after half of it. In a run with many tests at once, a process may stand still for half of
-    /// PostgreSQL's usual second.
-    private static let patient = ["deadlock_timeout=5s"]
 
     /// For tests of erasures. An erasure is finished when every transaction of its cluster from before has ended, and the tests of ``shared`` have some that
     /// take half a minute on a busy machine.
-    public static let ofErasures: TestCluster = {
+    public static let ofErasures = patient()
+
+    /// A batch leaves the rest to the next one after half of `deadlock_timeout`. In a run with many tests at once, a process may stand still for
+    /// half of PostgreSQL's usual second.
+    private static func patient() -> TestCluster {
         do {
-            return try prepared(options: patient)
+            return try prepared(options: ["deadlock_timeout=5s"])
         } catch {
-            fatalError("no cluster for the tests of erasures: \(error)")
+            fatalError("no cluster for the tests: \(error)")
         }
-    }()
+    }
 
     /// A cluster with a migrated template database.
     ///

@@ -477,18 +477,18 @@ import TokenModel
     }
 
     @Test func `forget erases malformed tokens that contain the token`() throws {
-        let outbox = try Self(on: .ofErasures)
+        let stage = try Self(on: .ofErasures)
         let token = String(repeating: "ab", count: 32)
-        try outbox.database.psql("SELECT tokenkeeper.register('\(token)', 'com.example.app')")
-        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try outbox.ask(token: text) }
-        #expect(try outbox.claim().failed == 2)
-        try outbox.ask(Self.silent, token: token)
-        #expect(try outbox.claim().requests.count == 1 && outbox.count("background_send") == 1)
-        try outbox.ask(token: "x\(token)")
-        try outbox.database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
-        try outbox.database.finishErasures()
+        try stage.database.psql("SELECT tokenkeeper.register('\(token)', 'com.example.app')")
+        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try stage.ask(token: text) }
+        #expect(try stage.claim().failed == 2)
+        try stage.ask(Self.silent, token: token)
+        #expect(try stage.claim().requests.count == 1 && stage.count("background_send") == 1)
+        try stage.ask(token: "x\(token)")
+        try stage.database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
+        try stage.database.finishErasures()
         #expect(
-            try outbox.count("send_request", "token LIKE '%ab%'") == 0 && outbox.count("send_request") == 1)
-        #expect(try outbox.count("failed_send") == 0 && outbox.count("background_send") == 0)
+            try stage.count("send_request", "token LIKE '%ab%'") == 0 && stage.count("send_request") == 1)
+        #expect(try stage.count("failed_send") == 0 && stage.count("background_send") == 0)
     }
 }

@@ -44,16 +44,8 @@ struct GrowthPage {
                 ("processor time of the server a result, µs", steps.map { Self.number($0.drainMicroseconds) }),
                 ("WAL a result, bytes", steps.map { Self.number($0.drainWAL) }),
             ])
-        lines += table(
-            "the longest statement, milliseconds",
-            (steps.last?.longest ?? []).indices.map { index in
-                (steps[0].longest[index].work, steps.map { Self.number($0.longest[index].milliseconds) })
-            })
-        lines += table(
-            "vacuum of the ledger, seconds",
-            (steps.last?.vacuums ?? []).indices.map { index in
-                (steps[0].vacuums[index].name, steps.map { Self.number($0.vacuums[index].seconds) })
-            })
+        lines += table("the longest statement, milliseconds", times(\.longest))
+        lines += table("vacuum of the ledger, seconds", times(\.vacuums))
         lines += table(
             "bytes a token",
             (steps.last?.sizes ?? []).filter { $0.bytes / (steps.last?.rows ?? 1) >= 0.5 }.map { size in
@@ -77,6 +69,12 @@ struct GrowthPage {
 
     private func costs(_ value: (GrowthStep.Cost) -> String) -> [(String, [String])] {
         (steps.last?.costs ?? []).map { cost in (cost.name, steps.map { $0[cost.name].map(value) ?? "" }) }
+    }
+
+    private func times(_ list: (GrowthStep) -> [GrowthStep.Time]) -> [(String, [String])] {
+        list(steps[0]).indices.map { index in
+            (list(steps[0])[index].name, steps.map { Self.number(list($0)[index].value) })
+        }
     }
 
     private func table(_ title: String, _ rows: [(name: String, values: [String])]) -> [String] {

@@ -11,6 +11,8 @@ struct GrowthStep {
         let wholePages: Double
     }
 
+    typealias Time = (name: String, value: Double)
+
     /// How many tokens the ledger has had, and how many rows it has.
     let tokens: Int
     var rows = 0.0
@@ -23,9 +25,9 @@ struct GrowthStep {
     /// Bytes of WAL for each drained result.
     var drainWAL = 0.0
     /// The longest statement of a daemon's work, in milliseconds.
-    var longest: [(work: String, milliseconds: Double)] = []
+    var longest: [Time] = []
     /// What a vacuum of the ledger takes, in seconds.
-    var vacuums: [(name: String, seconds: Double)] = []
+    var vacuums: [Time] = []
 
     init(tokens: Int) {
         self.tokens = tokens
@@ -60,7 +62,7 @@ struct GrowthStep {
                     format: "drain: %.0f results a second, %.2f µs of the server each", drainedPerSecond,
                     drainMicroseconds)
             ]
-            + longest.map { String(format: "the longest statement of %@: %.0f ms", $0.work, $0.milliseconds) }
-            + vacuums.map { String(format: "vacuum %@: %.1f s", $0.name, $0.seconds) }
+            + longest.map { String(format: "the longest statement of %@: %.0f ms", $0.name, $0.value) }
+            + vacuums.map { String(format: "vacuum %@: %.1f s", $0.name, $0.value) }
     }
 }

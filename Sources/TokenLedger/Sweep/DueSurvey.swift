@@ -7,10 +7,6 @@ struct DueSurvey {
     let sweep: Sweep
     /// How many tokens of a topic sweeps have pruned within the last day without force, by the topic's number.
     private let prunedToday: [Int32: Int64]
-    /// The number of rows in a slice that is read by index.
-    private var rows = Self.firstRows
-    /// From the disk, a row takes up to 2 ms. Each topic begins with this: what was in memory of one topic need not be of the next.
-    private static let firstRows = SliceSize(500, in: 50...100_000)
     /// The dormant tokens that `findDormant` has counted, by the topic's number.
     private(set) var dormant: [Int32: DueTokens.Cause] = [:]
     /// The pages of the ledger on which they lie.
@@ -53,13 +49,14 @@ struct DueSurvey {
     /// The due tokens of a topic, and whether they are too many to prune.
     ///
     /// - Parameter suppressed: Whether any suppressed token may be due.
-    mutating func due(
+    func due(
         in topic: DueTokens.Topic, suppressed: Bool, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> DueTokens {
         var due = DueTokens(in: topic)
-        rows = Self.firstRows
-        if suppressed, try !addSuppressedAtOnce(to: &due, on: &connection, while: goesOn) {
-            try addSuppressedInSlices(to: &due, on: &connection, while: goesOn)
+        // The rows of a slice. From the disk, a row takes up to 2 ms, and what was in memory of one topic need not be of the next.
+        var rows = SliceSize(500, in: 50...100_000)
+        if suppressed, try !addSuppressedAtOnce(to: &due, &rows, on: &connection, while: goesOn) {
+            try addSuppressedInSlices(to: &due, &rows, on: &connection, while: goesOn)
         }
         if let dormant = dormant[topic.number] { due.add(dormant) }
         let today = prunedToday[topic.number] ?? 0
@@ -76,12 +73,12 @@ struct DueSurvey {
     /// Adds the suppressed tokens that are due in a topic, in one statement: of up to twice as many each time, while that is quick.
     ///
     /// - Returns: False if there are more than fit into one slice. Then nothing was added.
-    private mutating func addSuppressedAtOnce(
-        to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
+    private func addSuppressedAtOnce(
+        to due: inout DueTokens, _ rows: inout SliceSize, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> Bool {
         var tried = 0
         while rows.value > tried {
-            let (found, size) = try suppressed(in: due.topic, on: &connection, while: goesOn)
+            let (found, size) = try suppressed(in: due.topic, &rows, on: &connection, while: goesOn)
             if found.reduce(0, { $0 + $1.tokens }) < size {
                 for cause in found { due.add(cause) }
                 return true
@@ -93,8 +90,8 @@ struct DueSurvey {
     }
 
     /// - Returns: The suppressed tokens that are due in a topic, at most as many as the size of the slice.
-    private mutating func suppressed(
-        in topic: DueTokens.Topic, on connection: inout Connection, while goesOn: () -> Bool
+    private func suppressed(
+        in topic: DueTokens.Topic, _ rows: inout SliceSize, on connection: inout Connection, while goesOn: () -> Bool
     ) throws -> (found: [DueTokens.Cause], size: Int) {
         try sweep.slice(&rows, settings: Sweep.byIndex, on: &connection, while: goesOn) { connection, _, size in
             let found = try connection.query(
@@ -117,8 +114,8 @@ struct DueSurvey {
     /// Adds the suppressed tokens that are due in a topic, in the order of the key. The order of the instant would not do: a
     /// million tokens may be suppressed since the same instant. The index holds only suppressed tokens, and most of them are due
     /// here.
-    private mutating func addSuppressedInSlices(
-        to due: inout DueTokens, on connection: inout Connection, while goesOn: () -> Bool
+    private func addSuppressedInSlices(
+        to due: inout DueTokens, _ rows: inout SliceSize, on connection: inout Connection, while goesOn: () -> Bool
     ) throws {
         let topic = due.topic
         // Kept per slice: a slice that fails at its end is counted again.
