@@ -111,6 +111,32 @@ import Testing
         #expect(try drainAll(&daemon, drain: drain).recorded == Int(left)!)
     }
 
+    @Test func `a process begins with small batches, and batches become smaller while they are slow`() throws {
+        let partition = Partition(.results, (Int(try database.psql("SELECT \(Partition.currentInSQL)"))! + 4) % 8)
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aa', 't', registered_at => '2026-01-01');
+            INSERT INTO tokenkeeper.send_result (topic, token, status, body, partition_number)
+            SELECT 't', 'aa', 410, format('{"reason":"Unregistered","timestamp":%s}', 1780000000000 + n), \(partition.number)
+            FROM generate_series(1, 3000) AS n;
+            CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(1.2); RETURN NEW; END$$;
+            CREATE TRIGGER slowly BEFORE UPDATE ON tokenkeeper.ledger FOR EACH ROW EXECUTE FUNCTION slowly();
+            """)
+        // How many rows lie on each of the pages that the first two batches take: 8, and then 8 * 0.5 s / 1.2 s at most.
+        let rows = try database.psql(
+            "SELECT count(*) FILTER (WHERE ctid < '(8,0)'), count(*) FILTER (WHERE ctid >= '(8,0)' AND ctid < '(11,0)') FROM \(partition.table)"
+        ).split(separator: "|").map { Int($0)! }
+        var daemon = try database.connect(user: "a_daemon")
+        var drain = makeDrain()
+        var batches: [Int] = []
+        _ = try drain.pass(
+            on: &daemon,
+            report: { incident in
+                if case .committed(let counts, _) = incident { batches.append(counts.map(\.results).reduce(0, +)) }
+            }, betweenBatches: { _, _, _ in batches.count < 2 })
+        #expect(batches == rows)
+    }
+
     @Test(arguments: [(0, 403), (4, 403), (4, 200)])
     func `a locked row of the queue delays only its range`(
         partitionsAhead: Int, status: Int

@@ -39,17 +39,44 @@ import Testing
         #expect(turn.cursor.page == 0)
     }
 
-    @Test func `a batch takes the aligned range of the first row, and the next look is behind it`() {
+    @Test func `a batch takes the first row and the rest of its aligned range, and the next look is behind it`() {
         var turn = turn(pages: 200)
         find(70, &turn)
-        #expect(next(&turn) == .batch(64..<128))
+        #expect(next(&turn) == .batch(70..<128))
         #expect(turn.unreadPages == 200)
-        turn.ran(64..<128, .finished)
+        turn.ran(70..<128, .taken)
         #expect(turn.unreadPages == 72)
         #expect(next(&turn) == .look([128..<Self.ahead]))
         turn.looked(foundAt: nil, now: Self.start)
         #expect(next(&turn) == .done)
         #expect(turn.cursor.page == 199, "the last page may still be filled")
+    }
+
+    @Test func `a small batch takes a part of its range, the next one the rest, and the size may change in between`() {
+        var turn = turn(pages: 200)
+        turn.pagesPerBatch = 20
+        find(70, &turn)
+        #expect(next(&turn) == .batch(70..<90))
+        turn.ran(70..<90, .taken)
+        #expect(next(&turn) == .look([90..<Self.ahead]), "in the same range")
+        turn.looked(foundAt: 90, now: Self.start)
+        turn.pagesPerBatch = 40
+        #expect(next(&turn) == .batch(90..<128), "a batch ends with its range")
+        turn.ran(90..<128, .taken)
+        #expect(next(&turn) == .look([128..<Self.ahead]))
+        #expect(turn.unreadPages == 72)
+    }
+
+    @Test(arguments: [
+        PartitionTurn.BatchOutcome.left, .rowsLocked, .dataRefused, .setupFailed,
+    ])
+    func `a small batch that takes nothing leaves the rest of its range for later`(outcome: PartitionTurn.BatchOutcome)
+    {
+        var turn = turn(pages: 200)
+        turn.pagesPerBatch = 20
+        find(70, &turn)
+        turn.ran(70..<90, outcome)
+        #expect(next(&turn) == .look([128..<Self.ahead]))
     }
 
     @Test func `a row committed late, just behind the cursor, is found at the next turn`() {
@@ -60,7 +87,7 @@ import Testing
         turn.looked(foundAt: nil, now: Self.start)
         #expect(next(&turn) == .look([5000 - RescanSchedule.near..<Self.ahead]))
         turn.looked(foundAt: 4990, now: Self.start)
-        #expect(next(&turn) == .batch(4928..<4992))
+        #expect(next(&turn) == .batch(4990..<4992))
     }
 
     @Test func `what is behind a refused range comes first, and the range again once the end was reached`() {
@@ -76,7 +103,7 @@ import Testing
         #expect(next(&second) == .look([64..<Self.ahead]))
         second.looked(foundAt: 64, now: Self.start)
         #expect(next(&second) == .batch(64..<128))
-        second.ran(64..<128, .finished)
+        second.ran(64..<128, .taken)
         find(nil, &second)
         #expect(next(&second) == .done)
         cursor = second.cursor
@@ -90,7 +117,7 @@ import Testing
         var first = turn(pages: 500)
         find(0, &first)
         #expect(next(&first, after: 200) == .batch(0..<64), "every turn runs one batch at least")
-        first.ran(0..<64, .finished)
+        first.ran(0..<64, .taken)
         #expect(next(&first, after: 200) == .yield)
         var second = turn(first.cursor, pages: 500)
         find(64, &second)
@@ -117,7 +144,7 @@ import Testing
             var turn = turn(role: role, pages: 100, isSealed: isSealed, suitsBulkRead: suits)
             find(3, &turn)
             if case .sample = next(&turn) { turn.sampled(isMostlyAccepted: mostlyAccepted) }
-            #expect(next(&turn) == .batch(0..<64))
+            #expect(next(&turn) == .batch(3..<64))
         }
     }
 
@@ -128,8 +155,8 @@ import Testing
         first.sampled(isMostlyAccepted: true)
         #expect(next(&first) == .bulkRead)
         first.bulkRead(.refused)
-        #expect(next(&first) == .batch(0..<64))
-        first.ran(0..<64, .finished)
+        #expect(next(&first) == .batch(3..<64))
+        first.ran(3..<64, .taken)
         find(64, &first)
         #expect(next(&first) == .batch(64..<128))
         var second = turn(first.cursor, pages: 500, isSealed: true, suitsBulkRead: true)
@@ -143,11 +170,11 @@ import Testing
         _ = next(&first)
         first.sampled(isMostlyAccepted: true)
         first.bulkRead(.failed)
-        #expect(next(&first) == .batch(0..<64))
+        #expect(next(&first) == .batch(3..<64))
         var second = turn(first.cursor, pages: 500, isSealed: true, suitsBulkRead: true)
         find(3, &second)
-        #expect(next(&second) == .batch(0..<64))
-        second.ran(0..<64, .finished)
+        #expect(next(&second) == .batch(3..<64))
+        second.ran(3..<64, .taken)
         find(nil, &second)
         #expect(next(&second) == .done)
         #expect(second.cursor.isMostlyAccepted == nil)
@@ -164,8 +191,8 @@ import Testing
         var third = turn(first.cursor, role: .helper, pages: 500, isSealed: true, suitsBulkRead: true)
         #expect(next(&third, mayHelp: true) == .look([0..<Self.ahead]))
         third.looked(foundAt: 3, now: Self.start)
-        #expect(next(&third, mayHelp: true) == .batch(0..<64))
-        third.ran(0..<64, .finished)
+        #expect(next(&third, mayHelp: true) == .batch(3..<64))
+        third.ran(3..<64, .taken)
         _ = next(&third, mayHelp: true)
         third.looked(foundAt: 64, now: Self.start)
         #expect(next(&third, mayHelp: false) == .leave, "the primary tries again")
@@ -176,8 +203,8 @@ import Testing
     @Test func `a locked partition is left, and the cursor stays`() {
         var turn = turn(pages: 500)
         find(130, &turn)
-        #expect(next(&turn) == .batch(128..<192))
-        turn.ran(128..<192, .partitionLocked)
+        #expect(next(&turn) == .batch(130..<192))
+        turn.ran(130..<192, .partitionLocked)
         #expect(next(&turn) == .leave)
         #expect(turn.cursor.page == 0 && turn.cursor.blocked.isEmpty)
     }
@@ -195,13 +222,13 @@ import Testing
         cursor.beginPass(pages: 500)
         var third = turn(cursor, pages: 500)
         find(5, &third)
-        #expect(next(&third) == .batch(0..<64))
+        #expect(next(&third) == .batch(5..<64))
     }
 
     @Test func `three setup errors end the turn, however many rows are left`() {
         var turn = turn(pages: 1000)
         for (range, outcome) in [
-            PartitionTurn.BatchOutcome.setupFailed, .dataRefused, .setupFailed, .finished, .setupFailed,
+            PartitionTurn.BatchOutcome.setupFailed, .dataRefused, .setupFailed, .taken, .setupFailed,
         ].enumerated() {
             find(range * 64, &turn)
             #expect(next(&turn) == .batch(range * 64..<range * 64 + 64))
@@ -341,6 +368,9 @@ import Testing
             var setupErrors = 0
             var batches = 0
             for _ in 0..<5000 {
+                if Int.random(in: 0..<4, using: &chance) == 0 {
+                    turn.pagesPerBatch = Int.random(in: 1...Partition.pagesPerRange, using: &chance)
+                }
                 let mayTouch = role == .primary || turn.cursor.isMostlyAccepted != true || mayHelp
                 switch turn.next(now: now, mayHelp: mayHelp) {
                 case .look(let ranges):
@@ -390,23 +420,26 @@ import Testing
             return .taken
         }
 
-        private mutating func batch(_ range: Range<Int>) -> PartitionTurn.BatchOutcome {
+        private mutating func batch(_ pages: Range<Int>) -> PartitionTurn.BatchOutcome {
             now += .milliseconds(5)
             if isPartitionLocked { return .partitionLocked }
-            if blockedInPass.contains(range.lowerBound) { violations.append("\(range) was tried twice in a pass") }
-            if locked.contains(range.lowerBound) {
-                blockedInPass.insert(range.lowerBound)
+            let range = pages.lowerBound / Partition.pagesPerRange * Partition.pagesPerRange
+            if pages.upperBound > range + Partition.pagesPerRange { violations.append("\(pages) are two ranges") }
+            if blockedInPass.contains(range) { violations.append("\(range) was tried twice in a pass") }
+            if locked.contains(range) {
+                blockedInPass.insert(range)
                 return .rowsLocked
             }
-            if failing.contains(range.lowerBound) { return .setupFailed }
-            if refusing.contains(range.lowerBound) {
-                if !refusedSinceEnd.insert(range.lowerBound).inserted {
+            if failing.contains(range) { return .setupFailed }
+            if refusing.contains(range) {
+                if !refusedSinceEnd.insert(range).inserted {
                     violations.append("\(range) was refused twice before the end")
                 }
                 return .dataRefused
             }
-            for page in range { taken += rows.removeValue(forKey: page) ?? 0 }
-            return .finished
+            let takenBefore = taken
+            for page in pages { taken += rows.removeValue(forKey: page) ?? 0 }
+            return taken > takenBefore ? .taken : .left
         }
     }
 }

@@ -11,7 +11,7 @@ struct Partition: Hashable, Sendable {
     /// The number of partitions that applications write to, in turn.
     static let ringCount = 8
 
-    /// How many pages a batch takes: about 2,400 410s, 3,300 200s or 3,500 registrations, and never more than half a megabyte.
+    /// How many pages a batch takes at most: about 2,400 410s, 3,300 200s or 3,500 registrations, and never more than half a megabyte.
     static let pagesPerRange = 64
 
     var isRetry: Bool { self == queue.retry }

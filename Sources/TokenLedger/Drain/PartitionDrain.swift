@@ -36,7 +36,8 @@ struct PartitionDrain {
 
     /// - Throws: When the connection is lost, or the partition cannot be searched.
     mutating func takeTurn(
-        _ conditions: Conditions, _ runner: BatchRunner, into pass: inout Drain.Pass, on connection: inout Connection,
+        _ conditions: Conditions, _ runner: inout BatchRunner, into pass: inout Drain.Pass,
+        on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Ending {
         // Blocked ranges still wait: `LockWatch` must learn of them throughout the pass, and not only once.
@@ -48,6 +49,8 @@ struct PartitionDrain {
             deadline: conditions.deadline)
         defer { cursor = turn.cursor }
         while true {
+            // Rows that are retried are tried one by one in any case.
+            if !partition.isRetry { turn.pagesPerBatch = runner.pagesPerBatch.value }
             switch turn.next(now: .now, mayHelp: role == .helper && runner.pair.mayHelp(partition)) {
             case .yield: return .yielded
             case .leave: return .finished
@@ -55,7 +58,7 @@ struct PartitionDrain {
                 if role == .primary { runner.pair.isDone(partition) }
                 return .finished
             case let step:
-                let wasBatch = try perform(step, &turn, runner, into: &pass, on: &connection, report: report)
+                let wasBatch = try perform(step, &turn, &runner, into: &pass, on: &connection, report: report)
                 guard wasBatch else { continue }
                 var unread = conditions.elsewhere
                 unread[partition.queue] += turn.unreadPages
@@ -66,7 +69,8 @@ struct PartitionDrain {
 
     /// - Returns: Whether a batch or a bulk read has run, so that the caller is asked whether to go on.
     private func perform(
-        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: BatchRunner, into pass: inout Drain.Pass,
+        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: inout BatchRunner,
+        into pass: inout Drain.Pass,
         on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) -> Bool {
         let sealed = SealedPartition(partition: partition, transaction: runner.transaction)
@@ -79,9 +83,9 @@ struct PartitionDrain {
             let outcome = try bulkRead(sealed, runner.pair, into: &pass, on: &connection, report: report)
             turn.bulkRead(outcome)
             return outcome == .taken
-        case .batch(let range):
-            let outcome = try runner.run(range, of: partition, into: &pass, on: &connection, report: report)
-            turn.ran(range, outcome)
+        case .batch(let pages):
+            let outcome = try runner.run(pages, of: partition, into: &pass, on: &connection, report: report)
+            turn.ran(pages, outcome)
             return outcome != .partitionLocked
         case .truncate:
             turn.truncated(isEmpty: try sealed.truncateIfEmpty(on: &connection))

@@ -32,8 +32,10 @@ struct PartitionTurn {
     }
 
     enum BatchOutcome: Equatable {
-        /// The rows were taken, or another daemon is working on them.
-        case finished
+        /// The rows were taken.
+        case taken
+        /// There was nothing to take: another daemon is working on the rows, or they still have to wait.
+        case left
         /// No batch of this partition can begin: it is locked as a whole, or an operator has locked out the drains.
         case partitionLocked
         /// Another session has locked rows of the range.
@@ -57,6 +59,8 @@ struct PartitionTurn {
     /// When the time slice is over.
     let deadline: ContinuousClock.Instant
     private(set) var cursor: PartitionCursor
+    /// How many pages a batch takes at most.
+    var pagesPerBatch = Partition.pagesPerRange
 
     private enum Phase {
         case started
@@ -144,7 +148,7 @@ struct PartitionTurn {
             phase = .over(.leave)
             return nil
         }
-        return .batch(range)
+        return .batch(found..<min(found + pagesPerBatch, range.upperBound))
     }
 
     private func leavesToPrimary(_ mayHelp: Bool) -> Bool {
@@ -190,11 +194,14 @@ extension PartitionTurn {
         }
     }
 
-    mutating func ran(_ range: Range<Int>, _ outcome: BatchOutcome) {
+    mutating func ran(_ pages: Range<Int>, _ outcome: BatchOutcome) {
         guard case .found(let found) = phase else { return }
-        tried.insert(range.lowerBound)
+        let range = Self.range(around: pages.lowerBound)
+        // The rest of a range is tried as well, unless this part of it has failed.
+        let end = outcome == .taken ? pages.upperBound : range.upperBound
+        if end == range.upperBound { tried.insert(range.lowerBound) }
         switch outcome {
-        case .finished: break
+        case .taken, .left: break
         case .dataRefused: cursor.refused.insert(range.lowerBound)
         case .partitionLocked:
             // Other ranges would meet the same lock. The cursor stays where it was.
@@ -209,7 +216,7 @@ extension PartitionTurn {
             if setupErrors == Self.errorBudget { return finish() }
         }
         batches += 1
-        page = max(page, range.upperBound)
+        page = max(page, end)
         cursor.page = max(cursor.page, page)
         phase = .ranBatch
     }
