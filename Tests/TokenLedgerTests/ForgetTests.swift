@@ -186,6 +186,21 @@ import Testing
         try expectNoTraces("bbbbbbbb", ["ann"])
     }
 
+    @Test(arguments: ["aaaaaaaa", "<AAAA aaaa>", "0xaaaaaaaa"])
+    func `a logout after the device has registered again counts, however its token is spelled`(token: String) throws {
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => '2025-01-01Z');
+            SELECT tokenkeeper.forget('aaaaaaaa');
+            SELECT tokenkeeper.register('aaaaaaaa', 't', registered_at => clock_timestamp());
+            INSERT INTO tokenkeeper.registration (topic, token, unregistered) VALUES ('t', '\(token)', true)
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        #expect(try database.psql("SELECT token, state FROM tokenkeeper.token") == "aaaaaaaa|unregistered_by_app")
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.erasure") == "1")
+    }
+
     @Test func `what was reported before is dropped where it surfaces, and what is reported since counts`() throws {
         try database.psql(
             """

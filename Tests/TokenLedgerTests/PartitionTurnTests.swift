@@ -79,6 +79,15 @@ import Testing
         #expect(next(&turn) == .look([128..<Self.ahead]))
     }
 
+    @Test func `what was committed late, far behind, is taken with the rest of its range`() {
+        var cursor = PartitionCursor()
+        cursor.page = 5000
+        var turn = turn(cursor, pages: 5001)
+        turn.pagesPerBatch = 8
+        find(900, &turn)
+        #expect(next(&turn) == .batch(900..<960), "the rescan goes on behind the range")
+    }
+
     @Test func `a row committed late, just behind the cursor, is found at the next turn`() {
         var cursor = PartitionCursor()
         cursor.page = 5000
@@ -268,6 +277,27 @@ import Testing
     }
 }
 
+@Suite struct `The size of a batch` {
+    @Test func `grows while batches are quick, and follows slow ones at once`() {
+        var size = BatchSize()
+        #expect(size.pages == 8)
+        size.took(.milliseconds(1), for: 8, rows: 31)
+        #expect(size.pages == 8, "few rows")
+        for pages in [16, 32, 64, 64] {
+            size.took(.milliseconds(1), for: size.pages, rows: 4 * size.pages)
+            #expect(size.pages == pages)
+        }
+        size.took(.milliseconds(500), for: 64, rows: 2000)
+        #expect(size.pages == 64)
+        size.took(.seconds(5), for: 64, rows: 10)
+        #expect(size.pages == 6)
+        size.took(.milliseconds(1), for: 5, rows: 200)
+        #expect(size.pages == 6, "the rest of a range")
+        size.took(.seconds(50), for: 6, rows: 200)
+        #expect(size.pages == 1)
+    }
+}
+
 /// A partition with senders that commit late, locks of other sessions, and errors, drained by turns as `Drain` takes them.
 @Suite struct `A simulated partition` {
     @Test(arguments: 0..<40)
@@ -296,6 +326,8 @@ import Testing
         /// First pages of ranges whose data PostgreSQL refuses.
         var refusing: Set<Int> = []
         var refusedSinceEnd: Set<Int> = []
+        /// First pages of ranges on which another daemon is working.
+        var busy: Set<Int> = []
         var isPartitionLocked = false
         let role: Drain.Role
         let isSealed: Bool
@@ -317,13 +349,13 @@ import Testing
         }
 
         mutating func insert() {
-            let page = Int.random(in: 0..<max(pages, 1), using: &chance)
-            pages = max(pages, page + 1)
-            inserted += 1
-            if Int.random(in: 0..<4, using: &chance) == 0 {
-                uncommitted[page, default: 0] += 1
-            } else {
-                rows[page, default: 0] += 1
+            let first = Int.random(in: 0..<max(pages, 1), using: &chance)
+            let count = Int.random(in: 0..<4, using: &chance) == 0 ? 50 : 1
+            pages = max(pages, first + count)
+            inserted += count
+            let isLate = Int.random(in: 0..<4, using: &chance) == 0
+            for page in first..<first + count {
+                if isLate { uncommitted[page, default: 0] += 1 } else { rows[page, default: 0] += 1 }
             }
         }
 
@@ -333,13 +365,13 @@ import Testing
         }
 
         mutating func run() {
-            for pass in 0..<2000 {
+            for pass in 0..<200 {
                 let isDisturbed = pass < 12
                 if isDisturbed {
                     disturb()
                 } else {
                     commit()
-                    (locked, failing, refusing, isPartitionLocked) = ([], [], [], false)
+                    (locked, failing, refusing, busy, isPartitionLocked) = ([], [], [], [], false)
                 }
                 cursor.beginPass(pages: pages)
                 blockedInPass = []
@@ -357,6 +389,7 @@ import Testing
             locked = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
             failing = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
             refusing = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
+            busy = Set(ranges.filter { _ in Int.random(in: 0..<10, using: &chance) == 0 })
             isPartitionLocked = Int.random(in: 0..<5, using: &chance) == 0
         }
 
@@ -437,6 +470,7 @@ import Testing
                 }
                 return .dataRefused
             }
+            if busy.contains(range) { return .left }
             let takenBefore = taken
             for page in pages { taken += rows.removeValue(forKey: page) ?? 0 }
             return taken > takenBefore ? .taken : .left

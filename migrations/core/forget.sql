@@ -59,7 +59,7 @@ BEGIN
                 WHEN (s.queued).unregistered THEN s.at <= f.until OR NOT EXISTS (
                     SELECT FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id
                     WHERE t.topic = (s.queued).topic AND t.environment = coalesce((s.queued).environment, 'production')
-                      AND l.token_key = tokenkeeper.token_key((s.queued).token))
+                      AND l.token_key = decode(tokenkeeper.parse_token((s.queued).token), 'hex'))
                 ELSE s.at <= f.until END
         )
         SELECT s.queued FROM said AS s WHERE s.n NOT IN (SELECT d.n FROM dropped AS d) ORDER BY s.n);
@@ -359,7 +359,7 @@ BEGIN
            OR (e.device_id = asked.device_id AND e.at <= asked.forgotten_at) OR (e.user_id = asked.user_id AND e.at <= asked.forgotten_at)
         RETURNING 1
     )
-    -- In this order.
+    -- They run, and lock, in the order in which they are counted.
     SELECT total + (SELECT count(*) FROM suppressed) + (SELECT count(*) FROM failed) + (SELECT count(*) FROM background) + (SELECT count(*) FROM alerts)
            + (SELECT count(*) FROM crowded) + (SELECT count(*) FROM rejected) + (SELECT count(*) FROM rejected_too) + (SELECT count(*) FROM held)
            + (SELECT count(*) FROM held_too) + (SELECT count(*) FROM sending) + (SELECT count(*) FROM token) + (SELECT count(*) FROM receipts)
@@ -406,6 +406,7 @@ BEGIN
     asked.names := ARRAY(SELECT encode(k, 'hex') FROM unnest(keys) AS k) || array_remove(ARRAY['d:' || of_device, 'u:' || of_user], NULL);
     asked.device_id := of_device;
     asked.user_id := of_user;
+    -- All that is there now is from before.
     asked.forgotten_at := 'infinity';
     total := tokenkeeper.erase_found(asked, keys);
     INSERT INTO tokenkeeper.erasure (names, device_id, user_id) VALUES (asked.names, of_device, of_user);

@@ -84,6 +84,7 @@ BEGIN
         END IF;
     END IF;
     IF was.unresolved THEN
+        -- True also for what a transaction has committed that began later. Then the devices are compared once more.
         is_own := (SELECT age(l.xmin) <= 0 FROM tokenkeeper.ledger AS l WHERE l.topic_id = reported.topic_id AND l.token_key = reported.token_key);
         -- The second registration of most tokens: it is still the only one of its device, and nothing is left to compare. Not while others cannot see it.
         IF NOT is_own AND current_setting('transaction_isolation') = 'read committed' THEN

@@ -77,7 +77,7 @@ COMMENT ON COLUMN tokenkeeper.ledger.returned_at IS
     'When a logout was taken back last: a flag is on again, or a row is there again. It revives no 410 and supersedes nobody.';
 COMMENT ON COLUMN tokenkeeper.ledger.logged_out_at IS 'The latest logout that was not taken back. It suppresses only if it is not earlier than registered_at.';
 COMMENT ON COLUMN tokenkeeper.ledger.superseded_at IS
-    'Set while another token of the device has a later registered_at. The value is the token''s own registered_at: the earliest instant that suppresses, so '
+    'Set when another token of the device has a later registered_at; deleting that token changes nothing. The value is the token''s own registered_at: the earliest instant that suppresses, so '
     'any other cause takes precedence.';
 COMMENT ON COLUMN tokenkeeper.ledger.unresolved IS
     'True if the device may have a second current token: this one was reported and not compared yet, or another one has the same registered_at. The next '

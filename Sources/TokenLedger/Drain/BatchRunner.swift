@@ -8,21 +8,14 @@ struct BatchRunner {
     let pair: DrainPair
     var transaction: BatchTransaction
     var guardLimits: GuardLimits
-    /// How many pages a batch takes: fewer while the ledger comes from a slow disk. A batch keeps its tokens locked until it commits, and
-    /// an application that registers one of them waits for that long.
-    private(set) var pagesPerBatch = SliceSize(Partition.pagesPerRange / 8, in: 1...Partition.pagesPerRange)
-
-    /// A batch with fewer rows than this on each page says nothing about how long the next one takes.
-    private static let rowsThatTell = 8
 
     /// Runs a batch, and moves its rows to the retry partition if it fails.
     ///
     /// - Throws: When the connection is lost.
-    mutating func run(
+    func run(
         _ pages: Range<Int>, of partition: Partition, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report
     ) throws(DatabaseError) -> PartitionTurn.BatchOutcome {
-        let began = ContinuousClock.now
         let takenBefore = pass.taken
         do {
             let refusal =
@@ -33,11 +26,8 @@ struct BatchRunner {
             case .drain, .partition:
                 pass.lockWaits += 1
                 return .partitionLocked
-            case .range, nil: break
+            case .range, nil: return pass.taken > takenBefore ? .taken : .left
             }
-            let taken = pass.taken - takenBefore
-            if taken >= pages.count * Self.rowsThatTell { pagesPerBatch.took(began.duration(to: .now)) }
-            return taken > 0 ? .taken : .left
         } catch {
             switch error.remedy {
             case .reconnect: throw error

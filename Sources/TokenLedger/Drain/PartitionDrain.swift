@@ -23,6 +23,7 @@ struct PartitionDrain {
     let partition: Partition
     let role: Drain.Role
     private(set) var cursor = PartitionCursor()
+    private var size = BatchSize()
 
     init(_ partition: Partition, _ role: Drain.Role) {
         self.partition = partition
@@ -36,7 +37,7 @@ struct PartitionDrain {
 
     /// - Throws: When the connection is lost, or the partition cannot be searched.
     mutating func takeTurn(
-        _ conditions: Conditions, _ runner: inout BatchRunner, into pass: inout Drain.Pass,
+        _ conditions: Conditions, _ runner: BatchRunner, into pass: inout Drain.Pass,
         on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Ending {
@@ -49,8 +50,8 @@ struct PartitionDrain {
             deadline: conditions.deadline)
         defer { cursor = turn.cursor }
         while true {
-            // Rows that are retried are tried one by one in any case.
-            if !partition.isRetry { turn.pagesPerBatch = runner.pagesPerBatch.value }
+            // A row that waits in the retry partition may be any one of its range.
+            if !partition.isRetry { turn.pagesPerBatch = size.pages }
             switch turn.next(now: .now, mayHelp: role == .helper && runner.pair.mayHelp(partition)) {
             case .yield: return .yielded
             case .leave: return .finished
@@ -58,7 +59,7 @@ struct PartitionDrain {
                 if role == .primary { runner.pair.isDone(partition) }
                 return .finished
             case let step:
-                let wasBatch = try perform(step, &turn, &runner, into: &pass, on: &connection, report: report)
+                let wasBatch = try perform(step, &turn, runner, into: &pass, on: &connection, report: report)
                 guard wasBatch else { continue }
                 var unread = conditions.elsewhere
                 unread[partition.queue] += turn.unreadPages
@@ -68,8 +69,8 @@ struct PartitionDrain {
     }
 
     /// - Returns: Whether a batch or a bulk read has run, so that the caller is asked whether to go on.
-    private func perform(
-        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: inout BatchRunner,
+    private mutating func perform(
+        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: BatchRunner,
         into pass: inout Drain.Pass,
         on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) -> Bool {
@@ -84,8 +85,11 @@ struct PartitionDrain {
             turn.bulkRead(outcome)
             return outcome == .taken
         case .batch(let pages):
+            let began = ContinuousClock.now
+            let settledBefore = pass.settled
             let outcome = try runner.run(pages, of: partition, into: &pass, on: &connection, report: report)
             turn.ran(pages, outcome)
+            size.took(began.duration(to: .now), for: pages.count, rows: pass.settled - settledBefore)
             return outcome != .partitionLocked
         case .truncate:
             turn.truncated(isEmpty: try sealed.truncateIfEmpty(on: &connection))

@@ -148,7 +148,9 @@ struct PartitionTurn {
             phase = .over(.leave)
             return nil
         }
-        return .batch(found..<min(found + pagesPerBatch, range.upperBound))
+        // The rescan passes over the rest of a range behind the cursor.
+        let most = found < page ? Partition.pagesPerRange : pagesPerBatch
+        return .batch(found..<min(found + most, range.upperBound))
     }
 
     private func leavesToPrimary(_ mayHelp: Bool) -> Bool {

@@ -40,7 +40,7 @@ struct QueueDrain {
         var drain = partitions[partition] ?? PartitionDrain(partition, role)
         defer { partitions[partition] = drain }
         return try drain.takeTurn(
-            conditions, &runner, into: &pass, on: &connection, report: report, betweenBatches: goesOn)
+            conditions, runner, into: &pass, on: &connection, report: report, betweenBatches: goesOn)
     }
 
     /// Gives the retry partition its turn, if it has rows and it is time.

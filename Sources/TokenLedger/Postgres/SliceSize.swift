@@ -1,5 +1,5 @@
-/// How much one statement of a sweep reads, in rows or pages: more while statements are quick, less once they are slow. How much
-/// a statement can read in its time depends on the disk and the cache, and nobody should have to configure that.
+/// How much one statement reads or a batch takes, in rows or pages: more while they are quick, less once they are slow. How much can be
+/// read in a time depends on the disk and the cache, and nobody should have to configure that.
 struct SliceSize {
     private(set) var value: Int
     private let range: ClosedRange<Int>
@@ -11,9 +11,12 @@ struct SliceSize {
     }
 
     /// Notes how long a statement took. None should take longer than a second, and the next slice may lie on the disk.
-    mutating func took(_ time: Duration) {
-        if time < .milliseconds(200) { value = min(value * 2, range.upperBound) }
-        if time > .seconds(1) { value = max(Int(Double(value) * (.milliseconds(500) / time)), range.lowerBound) }
+    ///
+    /// - Parameter size: How much it has read; nil if it was all that it might.
+    mutating func took(_ time: Duration, for size: Int? = nil) {
+        let size = min(size ?? value, value)
+        if time < .milliseconds(200), size == value { value = min(value * 2, range.upperBound) }
+        if time > .seconds(1) { value = max(Int(Double(size) * (.milliseconds(500) / time)), range.lowerBound) }
     }
 
     /// Notes that a statement ran into its time limit.
