@@ -1,5 +1,5 @@
--- How a daemon applies a batch of queued registrations. The outcome is that of calling register and unregister for each row, but for a
--- logout, of which only environment, topic, token and instant count.
+-- How a daemon applies a batch of queued registrations. The outcome is that of calling register and unregister for each row. Of a
+-- logout, only environment, topic, token and instant count.
 --
 -- Locks: a new topic waits 10 ms. Then the tokens of registrations, then those of logouts, each as merge_batch does; then free tokens of their devices. A batch of
 -- one row waits as long as lock_timeout says. Rows that it could not apply go to registration_retry.

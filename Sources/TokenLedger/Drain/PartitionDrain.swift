@@ -37,8 +37,7 @@ struct PartitionDrain {
 
     /// - Throws: When the connection is lost, or the partition cannot be searched.
     mutating func takeTurn(
-        _ conditions: Conditions, _ runner: BatchRunner, into pass: inout Drain.Pass,
-        on connection: inout Connection,
+        _ conditions: Conditions, _ runner: BatchRunner, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report, betweenBatches goesOn: Drain.GoesOn
     ) throws(DatabaseError) -> Ending {
         // Blocked ranges still wait: `LockWatch` must learn of them throughout the pass, and not only once.
@@ -50,7 +49,7 @@ struct PartitionDrain {
             deadline: conditions.deadline)
         defer { cursor = turn.cursor }
         while true {
-            // A row that waits in the retry partition may be any one of its range.
+            // An attempt in the retry partition takes a whole range. If it fails, the rows are tried one by one.
             if !partition.isRetry { turn.pagesPerBatch = size.pages }
             switch turn.next(now: .now, mayHelp: role == .helper && runner.pair.mayHelp(partition)) {
             case .yield: return .yielded
@@ -70,8 +69,7 @@ struct PartitionDrain {
 
     /// - Returns: Whether a batch or a bulk read has run, so that the caller is asked whether to go on.
     private mutating func perform(
-        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: BatchRunner,
-        into pass: inout Drain.Pass,
+        _ step: PartitionTurn.Step, _ turn: inout PartitionTurn, _ runner: BatchRunner, into pass: inout Drain.Pass,
         on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) -> Bool {
         let sealed = SealedPartition(partition: partition, transaction: runner.transaction)
