@@ -81,41 +81,77 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.forget_user(text)
     TO tokenkeeper_app;
 
-GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned) ON tokenkeeper.registration
+GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned, row_key) ON tokenkeeper.registration
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) TO tokenkeeper_app;
 -- Their own tables, attached. Each of these functions runs with the rights of its caller, or checks that the login may act for the owner of the table.
 GRANT INSERT (source_id, state, constraint_name) ON tokenkeeper.own_attachment_failure TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.attachment TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+GRANT USAGE ON TYPE tokenkeeper.fact TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean),
+    tokenkeeper.attach(text, text, text, text, text, text, text, text, text, text, text, boolean, text, boolean, boolean),
     tokenkeeper.detach(text),
     tokenkeeper.begin_attachment(regclass, jsonb),
     tokenkeeper.end_attachment(bigint),
-    tokenkeeper.attachment_findings(regclass, text, boolean),
-    tokenkeeper.attachment_statements(regclass, text, jsonb),
-    tokenkeeper.check_attachment_plan(regclass, jsonb),
     tokenkeeper.table_named(text),
+    tokenkeeper.full_name(regclass),
+    tokenkeeper.required_table(text),
     tokenkeeper.attachment_named(text),
+    tokenkeeper.raise_not_attached(text),
     tokenkeeper.check_owner_session(regclass),
     tokenkeeper.check_attached_name(text, oid),
     tokenkeeper.note_attachment_failure(bigint, text, text),
-    tokenkeeper.other_row_test(regclass, jsonb, text, text, text),
-    tokenkeeper.update_statements(text, regclass, jsonb),
-    tokenkeeper.trigger_body(text, text, regclass, jsonb, boolean, text[]),
-    tokenkeeper.changed_column_test(regclass, text[]),
-    tokenkeeper.has_before_update(regclass),
-    tokenkeeper.token_index_operator(regclass, text),
-    tokenkeeper.column_kind(regclass, text),
+    tokenkeeper.stray_triggers(regclass),
+    tokenkeeper.expression_fault(text),
+    tokenkeeper.operators_in(text),
+    tokenkeeper.read_expression(regclass, text),
+    tokenkeeper.as_fact(text, text, regtype),
+    tokenkeeper.type_fault(text, text, regtype),
+    tokenkeeper.tags_of(jsonb),
+    tokenkeeper.read_facts(regclass, jsonb),
+    tokenkeeper.token_look_up(text, regtype, text),
+    tokenkeeper.fact_list(jsonb),
+    tokenkeeper.fact_test(jsonb),
+    tokenkeeper.logged_out_test(jsonb),
+    tokenkeeper.fact_columns(),
+    tokenkeeper.other_row(text, jsonb, text, text),
+    tokenkeeper.key_columns(regclass),
+    tokenkeeper.key_text(text[]),
+    tokenkeeper.queue_row(bigint, text, tokenkeeper.fact, tokenkeeper.fact),
+    tokenkeeper.queue_lost(bigint, text, tokenkeeper.fact, tokenkeeper.fact),
+    tokenkeeper.update_body(text, regclass, jsonb),
+    tokenkeeper.lost_rows(text, jsonb, text, text, text),
+    tokenkeeper.insert_body(text, regclass, jsonb, text),
+    tokenkeeper.delete_body(text, regclass, jsonb, text),
+    tokenkeeper.failure_note(text, regclass),
+    tokenkeeper.trigger_function(text, text, regclass, jsonb, boolean),
+    tokenkeeper.attachment_statements(regclass, text, jsonb),
+    tokenkeeper.attachment_findings(regclass, text),
+    tokenkeeper.expression_warnings(regclass, jsonb, jsonb),
+    tokenkeeper.sample_rows(regclass, jsonb),
+    tokenkeeper.finds_by_index(regclass, jsonb),
+    tokenkeeper.has_one_token_per_device(text),
+    tokenkeeper.device_name(text),
     tokenkeeper.topic_fault(text),
     tokenkeeper.is_token(text),
-    tokenkeeper.parse_row_expression(regclass, text)
+    tokenkeeper.environment_fault(text)
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION
-    tokenkeeper.begin_backfill(regclass),
+    tokenkeeper.begin_backfill(text),
     tokenkeeper.lock_backfill(bigint),
-    tokenkeeper.store_backfill(bigint, boolean, text[], text[], text[], text[], timestamptz[], text[], text[], jsonb[], boolean[], timestamptz[]),
-    tokenkeeper.backfill_next(bigint, integer)
+    tokenkeeper.advance_backfill(bigint, text, bigint, boolean),
+    tokenkeeper.hold_name(tokenkeeper.attached_table),
+    tokenkeeper.next_key(tokenkeeper.attached_table, text),
+    tokenkeeper.rows_after(regclass, text[], text),
+    tokenkeeper.backfill_next(bigint, integer),
+    tokenkeeper.begin_check(text),
+    tokenkeeper.running_check(bigint),
+    tokenkeeper.compare_facts(bigint, tokenkeeper.fact[], boolean[]),
+    tokenkeeper.reported_tokens(bigint),
+    tokenkeeper.check_rows(bigint, text, integer),
+    tokenkeeper.check_lost(bigint),
+    tokenkeeper.queue_repairs(bigint, jsonb),
+    tokenkeeper.end_check(bigint, bigint, bigint)
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.begin_import(text) TO tokenkeeper_app, tokenkeeper_operator, tokenkeeper_daemon;
 GRANT EXECUTE ON FUNCTION tokenkeeper.check_attachments() TO tokenkeeper_daemon;
@@ -123,7 +159,6 @@ GRANT EXECUTE ON FUNCTION tokenkeeper.check_attachments() TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.migration, tokenkeeper.repeatable TO tokenkeeper_app, tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.queued_registrations(integer),
-    tokenkeeper.refused_by(bigint),
     tokenkeeper.withdraw(bigint, boolean, bigint, integer),
     tokenkeeper.made_by(bigint)
     TO tokenkeeper_app, tokenkeeper_operator;
@@ -229,6 +264,8 @@ GRANT EXECUTE ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registrati
 GRANT SELECT, INSERT, DELETE, UPDATE (rejected_at) ON tokenkeeper.rejected_registration TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.dropped_registration TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.dropped_registration TO tokenkeeper_reader, tokenkeeper_operator;
+GRANT SELECT, DELETE ON tokenkeeper.amended_registration TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.amended_registration TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
@@ -356,7 +393,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.cut_payload(json),
     tokenkeeper.size_words(text[], bigint[], text),
     tokenkeeper.result_size_fault(text, text, text, text, text, text),
-    tokenkeeper.registration_size_fault(text, text, text, text, text, text[]),
+    tokenkeeper.registration_size_fault(text, text, text, text, text, text, text[]),
     tokenkeeper.request_size_fault(text, text, text, text, text, json),
     tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz),
     tokenkeeper.state_of(tokenkeeper.ledger),

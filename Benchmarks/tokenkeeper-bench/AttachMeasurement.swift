@@ -61,7 +61,7 @@ struct AttachMeasurement: LedgerMeasurement {
         try owner.run(
             """
             SELECT FROM tokenkeeper.attach('public.\(Self.attached)', token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen',
-                device_id => 'device_id', user_id => 'user_id', unregistered => 'NOT active')
+                device_id => 'device_id', user_id => 'user_id', logged_out => 'NOT active')
             """)
     }
 
@@ -115,9 +115,11 @@ private struct Write {
         let newToken = "encode(sha256(push_token::bytea), 'hex')"
         return [
             calls(
-                "one row, no named column", limit: 1.02, "UPDATE {table} SET badge = badge + 1 WHERE id = $1::bigint"),
-            saves("one row, all columns named and none changed, as Django's save()", [:]),
-            saves("one row, all columns named and an unnamed one changed, as Django's save()", ["badge": "badge + 1"]),
+                "one row, no named column", limit: 1.1, "UPDATE {table} SET badge = badge + 1 WHERE id = $1::bigint"),
+            saves("one row, all columns named and none changed, as Django's save()", limit: 1.1, [:]),
+            saves(
+                "one row, all columns named and an unnamed one changed, as Django's save()", limit: 1.1,
+                ["badge": "badge + 1"]),
             saves(
                 "one row, another token of the same device, as Django's save()", limit: 1.5, queuedRows: 1,
                 ["push_token": newToken, "last_seen": "clock_timestamp()"]),
@@ -125,24 +127,24 @@ private struct Write {
                 "one row, another token and the same registered_at, as Django's save()", limit: 1.5, queuedRows: 2,
                 ["push_token": newToken]),
             calls(
-                "one row, another token of the same device, prepared", queuedRows: 1,
+                "one row, another token of the same device, prepared", limit: 2.2, queuedRows: 1,
                 """
                 UPDATE {table} SET push_token = encode(sha256(push_token::bytea), 'hex'), last_seen = clock_timestamp()
                 WHERE id = $1::bigint
                 """),
             script(
-                "\(bulk) rows in one statement, no named column", limit: 1.1,
+                "\(bulk) rows in one statement, no named column", limit: 1.3,
                 "UPDATE {table} SET badge = badge + 1 WHERE id <= {rows}"),
             script(
-                "\(bulk) rows in one statement, a column named and an unnamed one changed",
+                "\(bulk) rows in one statement, a column named and an unnamed one changed", limit: 1.3,
                 "UPDATE {table} SET badge = badge + 1, push_token = push_token WHERE id <= {rows}"),
             script(
-                "\(bulk) rows in one statement, other tokens of the same devices", limit: 1.5, queuedRows: 1,
+                "\(bulk) rows in one statement, other tokens of the same devices", limit: 1.8, queuedRows: 1,
                 """
                 UPDATE {table} SET push_token = encode(sha256(push_token::bytea), 'hex'), last_seen = clock_timestamp()
                 WHERE id <= {rows}
                 """),
-            load("a bulk load of \(bulk) rows", limit: 1.7),
+            load("a bulk load of \(bulk) rows", limit: 1.8),
         ]
     }
 

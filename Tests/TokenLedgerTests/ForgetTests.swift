@@ -130,7 +130,7 @@ import Testing
             """
             BEGIN;
             SELECT FROM tokenkeeper.apply_registrations(
-                ARRAY[ROW('production', 't', 'bbbbbbbb', '2025-01-02Z', NULL, 'ann', NULL, false, NULL, NULL, '2025-01-02Z', 8, NULL, NULL)::tokenkeeper.registration],
+                ARRAY[ROW('production', 't', 'bbbbbbbb', '2025-01-02Z', NULL, 'ann', NULL, false, NULL, NULL, NULL, '2025-01-02Z', 8, NULL, NULL)::tokenkeeper.registration],
                 5, 1, 0)
             """)
         var forgetting = try database.connect()

@@ -100,7 +100,7 @@ import TokenModel
         #expect(try database.psql("SELECT pg_column_size(\(nulls)) < tokenkeeper.most_stored()") == "t")
         #expect(
             try database.psql(
-                "SELECT tokenkeeper.registration_size_fault('production', 't', 'aa', NULL, NULL, \(nulls)) LIKE 'the row is too long: %tags 1024000000'"
+                "SELECT tokenkeeper.registration_size_fault('production', 't', 'aa', NULL, NULL, NULL, \(nulls)) LIKE 'the row is too long: %tags 1024000000'"
             ) == "t")
         try database.psql(
             "INSERT INTO tokenkeeper.registration (topic, token, tags) VALUES ('t', repeat('ef', 32), \(nulls))",

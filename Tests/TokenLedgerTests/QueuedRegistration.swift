@@ -30,7 +30,7 @@ struct QueuedRegistration: Sendable {
     var element: String {
         """
         ROW(NULL, '\(topic)', '\(token)', to_timestamp(\(at)), \(Self.literal(device)), \(Self.literal(user)), \(tagsLiteral), \(isLogout),
-            \(source ?? "NULL"), NULL, clock_timestamp(), 0, NULL, NULL)::tokenkeeper.registration
+            \(source ?? "NULL"), NULL, NULL, clock_timestamp(), 0, NULL, NULL)::tokenkeeper.registration
         """
     }
 

@@ -381,7 +381,7 @@ extension TestDatabase {
                 done record;
             BEGIN
                 SELECT * INTO done FROM tokenkeeper.apply_registrations(ARRAY(
-                    SELECT ROW('production', 't', lpad(to_hex(i), 4, '0'), k.at, NULL, NULL, NULL, k.is_logout, CASE WHEN k.is_logout THEN source END, NULL,
+                    SELECT ROW('production', 't', lpad(to_hex(i), 4, '0'), k.at, NULL, NULL, NULL, k.is_logout, CASE WHEN k.is_logout THEN source END, NULL, NULL,
                                k.received, 0, NULL, release)::tokenkeeper.registration
                     FROM unnest(numbers) AS i
                     CROSS JOIN (VALUES (at, received, true), (again, greatest(again, received), false)) AS k (at, received, is_logout)

@@ -153,89 +153,6 @@ import Testing
         }
     }
 
-    @Test func `the 410s of what was known to be stale go with it, and others keep it`() throws {
-        let source = try source((1...3).map { "tokenkeeper.register('0\($0)', 't', 'production', \(Self.ago)1)" })
-        func gone(_ token: String) throws {
-            try database.psql(
-                """
-                INSERT INTO tokenkeeper.send_result (topic, token, status, body)
-                VALUES ('t', '\(token)', '410', json_build_object('reason', 'Unregistered', 'timestamp', 1000 * extract(epoch FROM now())::bigint))
-                """)
-            var daemon = try database.connect(user: "a_daemon")
-            try drainAll(&daemon)
-        }
-        try gone("01")
-        try gone("02")
-        try database.psql("SELECT tokenkeeper.advance_source(\(source), 'end', 3, 0, true)", user: "a_app")
-        try gone("02")
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.suppression_count") == "2")
-        #expect(try withdraw(source).gone == 2)
-        #expect(try tokens() == ["t 02"])
-        #expect(try database.psql("SELECT sum(tokens) FROM tokenkeeper.suppression_count") == "1")
-        #expect(
-            try database.psql("SELECT kept_because FROM tokenkeeper.made_by(\(source))", user: "a_app")
-                == "APNs has responded to a push to it")
-    }
-
-    /// Rows of which nothing came to the ledger but the 410: their registrations were rejected, for the length of the device.
-    @Test func `tokens that only the 410s of a backfill have made are removed, and others stay`() throws {
-        let devices = try AttachedDevices(
-            table:
-                "app.devices (id integer PRIMARY KEY, push_token text, last_seen timestamptz, device text, gone_at timestamptz)"
-        )
-        func gone(_ token: String) throws {
-            try devices.database.psql(
-                """
-                INSERT INTO tokenkeeper.send_result (topic, token, status, body)
-                VALUES ('t', '\(token)', '410', json_build_object('reason', 'Unregistered', 'timestamp', 1000 * extract(epoch FROM now())::bigint))
-                """)
-        }
-        func known() throws -> String {
-            try devices.database.psql("SELECT string_agg(token, ' ' ORDER BY token) FROM tokenkeeper.token")
-        }
-        var daemon = try devices.database.connect(user: "a_daemon")
-        try devices.app(
-            """
-            INSERT INTO app.devices (id, push_token, last_seen, device, gone_at)
-            SELECT n, 'aa0' || n, now() - interval '1 day', repeat(n::text, CASE WHEN n > 2 THEN 600 ELSE 1 END), now() - interval '1 hour'
-            FROM generate_series(1, 9) AS n
-            """)
-        try devices.attach(
-            arguments: """
-                token => 'push_token', topic_value => 't', registered_at => 'last_seen', device_id => 'device', stale_at => 'gone_at'
-                """)
-        try gone("aa08")
-        try drainAll(&daemon)
-        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
-        #expect(try devices.app("SELECT queued, stale FROM tokenkeeper.backfill_next(\(source))") == "9|9")
-        // While the 410s are queued, nothing is removed: recorded later, they would make the tokens known again.
-        #expect(try devices.app("SELECT withdrawn, queued, reached FROM tokenkeeper.withdraw(\(source))") == "0|18|0")
-        try devices.database.psql("DELETE FROM tokenkeeper.registration WHERE token = 'aa07'")
-        try devices.drain()
-        #expect(try devices.app("SELECT withdrawn, queued, reached FROM tokenkeeper.withdraw(\(source))") == "0|9|0")
-        try drainAll(&daemon)
-        try gone("aa09")
-        try gone("bbbb")
-        try drainAll(&daemon)
-        #expect(try known() == "aa01 aa02 aa03 aa04 aa05 aa06 aa07 aa08 aa09 bbbb")
-        #expect(try devices.app("SELECT withdrawn, kept FROM tokenkeeper.withdraw(\(source), true)") == "7|0")
-        #expect(
-            try devices.app("SELECT count(*) FROM tokenkeeper.made_by(\(source)) WHERE kept_because IS NULL") == "7")
-        var (withdrawn, after, calls) = (0, "0", 0)
-        while !after.isEmpty, calls < 20 {
-            let row = try devices.app(
-                "SELECT withdrawn, reached FROM tokenkeeper.withdraw(\(source), false, \(after), 2)"
-            )
-            .split(separator: "|", omittingEmptySubsequences: false).map(String.init)
-            withdrawn += Int(row[0]) ?? 0
-            after = row[1]
-            calls += 1
-        }
-        #expect(withdrawn == 7)
-        // Known to be stale before, and since.
-        #expect(try known() == "aa08 aa09 bbbb")
-    }
-
     @Test func `nothing is removed while registrations of the source are queued, and it queues no more`() throws {
         let source = try source(["tokenkeeper.register('01', 't', 'production', \(Self.ago)1)"])
         try database.psql(
@@ -287,7 +204,7 @@ import Testing
         let error = #expect(throws: (any Error).self) {
             try database.psql("SELECT tokenkeeper.withdraw(\(attachment))", user: "a_operator")
         }
-        #expect("\(String(describing: error))".contains("is the attached table public.devices"))
+        #expect("\(String(describing: error))".contains("is the attachment of public.devices"))
     }
 
     @Test func `neither receipts nor held logouts nor rejected registrations of the source are left`() throws {

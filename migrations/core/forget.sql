@@ -40,14 +40,16 @@ BEGIN
         ), said AS MATERIALIZED (
             SELECT row_number() OVER () AS n, r AS queued, nullif(r.user_id, '') AS user_id,
                    -- As in read_registrations: what is written to an attached table counts from the write.
-                   CASE WHEN (SELECT o.kind = 'attachment' FROM tokenkeeper.registration_source AS o WHERE o.source_id = r.source_id) THEN r.queued_at
+                   CASE (SELECT o.kind FROM tokenkeeper.registration_source AS o WHERE o.source_id = r.source_id) WHEN 'attachment' THEN r.queued_at
+                        WHEN 'repair' THEN (SELECT o.started_at FROM tokenkeeper.registration_source AS o WHERE o.source_id = r.source_id)
                         ELSE least(r.registered_at, r.queued_at) END AS at,
                    -- Most registrations: plain hex, and nothing else that is long enough for a token.
                    CASE WHEN tokenkeeper.token_key(r.token) IS NOT NULL
-                             AND greatest(octet_length(r.topic), octet_length(r.environment), octet_length(r.device_id), octet_length(r.user_id)) < 40
+                             AND greatest(octet_length(r.topic), octet_length(r.environment), octet_length(r.device_id), octet_length(r.user_id),
+                                      octet_length(r.row_key)) < 40
                              AND NOT EXISTS (SELECT FROM unnest(r.tags) AS t WHERE octet_length(t) >= 40)
                         THEN ARRAY[lower(r.token), 'd:' || tokenkeeper.device_name(r.device_id), 'u:' || r.user_id]
-                        ELSE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.environment, r.device_id, r.user_id], r.device_id, r.user_id, r.tags) END
+                        ELSE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.environment, r.device_id, r.user_id, r.row_key], r.device_id, r.user_id, r.tags) END
                        COLLATE "C" AS names
             FROM unnest(rows) AS r
         ), dropped AS (
@@ -331,7 +333,7 @@ BEGIN
         WHERE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.body, r.environment, r.status, r.apns_id, r.error]) && asked.names AND r.queued_at <= asked.forgotten_at RETURNING 1
     ), rejected_too AS (
         DELETE FROM tokenkeeper.rejected_registration AS r
-        WHERE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.environment, r.device_id, r.user_id, r.error], r.device_id, r.user_id, r.tags) && asked.names
+        WHERE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.environment, r.device_id, r.user_id, r.row_key, r.error], r.device_id, r.user_id, r.tags) && asked.names
           AND r.queued_at <= asked.forgotten_at RETURNING 1
     ), held AS (
         DELETE FROM tokenkeeper.held_result AS h USING known AS k WHERE h.topic_id = k.topic_id AND h.token_key = k.token_key RETURNING 1
@@ -477,6 +479,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.finish_erasures(at_least interval DEFAULT
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     ripe tokenkeeper.erasure[];

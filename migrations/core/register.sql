@@ -35,6 +35,17 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text[]) IS
     'What is wrong with these values of a registration, and what was expected; null if nothing.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.sound_name(name text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN octet_length(name) > 512 THEN '' ELSE name END;
+COMMENT ON FUNCTION tokenkeeper.sound_name(text) IS 'A device_id or user_id; empty if it is none that register takes.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.sound_tags(tags text[]) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN tags IS NOT NULL
+    THEN ARRAY(SELECT t.tag FROM unnest(tags) WITH ORDINALITY AS t (tag, n) WHERE octet_length(t.tag) BETWEEN 1 AND 512 ORDER BY t.n LIMIT 1000) END;
+COMMENT ON FUNCTION tokenkeeper.sound_tags(text[]) IS 'Tags without those that register does not take.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.merge_one(reported tokenkeeper.token_report, receipt timestamptz) RETURNS tokenkeeper.device_check[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

@@ -36,9 +36,9 @@ BEGIN
         DELETE FROM tokenkeeper.rejected_registration AS r
         WHERE requeue_rejected_registrations.ids IS NULL OR r.rejected_id = ANY (requeue_rejected_registrations.ids) RETURNING r.*
     )
-    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned, queued_at,
-                                          attempts)
-    SELECT g.environment, g.topic, g.token, g.registered_at, g.device_id, g.user_id, g.tags, g.unregistered, g.source_id, g.returned, g.queued_at,
+    INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned, row_key,
+                                          queued_at, attempts)
+    SELECT g.environment, g.topic, g.token, g.registered_at, g.device_id, g.user_id, g.tags, g.unregistered, g.source_id, g.returned, g.row_key, g.queued_at,
            least(coalesce(g.attempts, 0) + 1, 32767)
     FROM gone AS g;
     GET DIAGNOSTICS registrations = ROW_COUNT;

@@ -73,18 +73,18 @@ COMMENT ON FUNCTION tokenkeeper.result_size_fault(text, text, text, text, text, 
     'What is wrong with a result that is too long, and what was expected; null if it is not. Reads none of its texts.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_size_fault(
-    environment text, topic text, token text, device_id text, user_id text, tags text[]) RETURNS text
+    environment text, topic text, token text, device_id text, user_id text, row_key text, tags text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce(pg_column_size(tags), 0) > tokenkeeper.most_stored()
                  OR 0::bigint + coalesce(octet_length(environment), 0) + coalesce(octet_length(topic), 0) + coalesce(octet_length(token), 0)
-                    + coalesce(octet_length(device_id), 0) + coalesce(octet_length(user_id), 0) + coalesce(tokenkeeper.length_of_tags(tags), 0)
-                    > tokenkeeper.largest_row()
+                    + coalesce(octet_length(device_id), 0) + coalesce(octet_length(user_id), 0) + coalesce(octet_length(row_key), 0)
+                    + coalesce(tokenkeeper.length_of_tags(tags), 0) > tokenkeeper.largest_row()
             THEN tokenkeeper.size_words(
-                '{environment,topic,token,device_id,user_id,tags}',
+                '{environment,topic,token,device_id,user_id,row_key,tags}',
                 ARRAY[octet_length(environment), octet_length(topic), octet_length(token), octet_length(device_id), octet_length(user_id),
-                      tokenkeeper.length_of_tags(tags)])
+                      octet_length(row_key), tokenkeeper.length_of_tags(tags)])
             END;
-COMMENT ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text[]) IS
+COMMENT ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text, text[]) IS
     'What is wrong with a registration that is too long, and what was expected; null if it is not. Reads none of its texts.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.request_size_fault(

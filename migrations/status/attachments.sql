@@ -2,13 +2,13 @@
 -- each application its own tables, and let it report failures of its own tables only.
 
 CREATE OR REPLACE VIEW tokenkeeper.attachment WITH (security_barrier) AS
-SELECT a.source_id, a.name, a.table_id, a.attached_at, a.attached_by, c.relowner::regrole::text AS owner, a.columns, a.on_delete, a.revive,
+SELECT a.source_id, a.name, a.table_id, a.table_name, a.attached_at, a.attached_by, c.relowner::regrole::text AS owner, a.on_delete,
        CASE WHEN c.oid IS NULL THEN 'dropped'
             WHEN t.triggers < 2 + (a.on_delete = 'unregister')::integer THEN 'missing'
             WHEN t.states = '{O}' THEN 'enabled'
             WHEN t.states = '{A}' THEN 'always'
             ELSE 'disabled' END AS triggers,
-       a.fault, a.fault_since, a.failures, a.failed_at, a.failure, a.arguments
+       a.fault, a.fault_since, a.failures, a.failed_at, a.failure, a.checked_at, a.differences, a.arguments
 FROM tokenkeeper.attached_table AS a
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid = a.table_id
 CROSS JOIN LATERAL (
@@ -28,13 +28,13 @@ COMMENT ON VIEW tokenkeeper.attachment IS
 COMMENT ON COLUMN tokenkeeper.attachment.triggers IS
     'enabled: they fire, except for what logical replication applies (session_replication_role = replica). always: for that, too. Otherwise disabled, '
     'missing, or dropped with the table.';
-COMMENT ON COLUMN tokenkeeper.attachment.revive IS
-    'by registered_at, or by register only: changes of the table then register unknown tokens, and revive none.';
 COMMENT ON COLUMN tokenkeeper.attachment.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
 COMMENT ON COLUMN tokenkeeper.attachment.failures IS
     'How many changes its triggers could not queue since attach. Of more than about 100 within a minute, the rest is not counted.';
 COMMENT ON COLUMN tokenkeeper.attachment.failure IS
     'SQLSTATE of the last change that could not be queued, at failed_at, and the name of the constraint if there is one.';
+COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last came to its end; null if none has.';
+COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'How many tokens differed between the table and the ledger then.';
 
 CREATE OR REPLACE VIEW tokenkeeper.own_attachment_failure WITH (security_barrier) AS
 SELECT f.source_id, f.state, f.constraint_name

@@ -242,9 +242,16 @@ WITH latest AS (
     SELECT array_agg(regexp_replace(tokenkeeper.without_backticks(CASE WHEN a.fault IS NOT NULL
                           THEN format('the changes of the attached table %s have not arrived since %s UTC: %s; see tokenkeeper.attachment', a.name,
                                       to_char(a.fault_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), a.fault)
-                          ELSE format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attachment',
+                          WHEN a.failed_at > clock_timestamp() - interval '1 day'
+                          THEN format('%s of the attached table %s could not be queued, the last at %s UTC: %s; see tokenkeeper.attachment',
                                       CASE a.failures WHEN 1 THEN '1 change' ELSE a.failures || ' changes' END, a.name,
-                                      to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message')) END),
+                                      to_char(a.failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), coalesce(a.failure, 'no message'))
+                          WHEN greatest(a.attached_at, a.checked_at) < clock_timestamp() - interval '2 days'
+                          THEN format('the attached table %s %s: let its owner run tokenkeeperd backfill %1$s --repair once a day', a.name,
+                                      coalesce('was last checked at ' || to_char(a.checked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC', 'was never checked'))
+                          ELSE format('the attached table %s and the ledger differed in %s at %s UTC', a.name,
+                                      CASE a.differences WHEN 1 THEN '1 token' ELSE a.differences || ' tokens' END,
+                                      to_char(a.checked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')) END),
                                     '[[:cntrl:]]', '?', 'g')
                      ORDER BY a.name)
            || CASE WHEN max(a.faulty) > count(*) THEN ARRAY['more attached tables have faults: ' || max(a.faulty) - count(*) || '; see tokenkeeper.attachment'] END AS words
@@ -252,7 +259,8 @@ WITH latest AS (
               -- Two of each owner, so that nobody hides the faults of others.
               SELECT t.*, row_number() OVER (PARTITION BY c.relowner ORDER BY t.name) AS nth, count(*) OVER () AS faulty
               FROM tokenkeeper.attached_table AS t LEFT JOIN pg_class AS c ON c.oid = t.table_id
-              WHERE t.fault IS NOT NULL OR t.failed_at > clock_timestamp() - interval '1 day') AS f
+              WHERE t.fault IS NOT NULL OR t.failed_at > clock_timestamp() - interval '1 day' OR t.differences > 0
+                 OR greatest(t.attached_at, t.checked_at) < clock_timestamp() - interval '2 days') AS f
           WHERE f.nth <= 2 ORDER BY f.name LIMIT 20) AS a
 ), stuck AS (
     -- A paused topic has a warning of its own.

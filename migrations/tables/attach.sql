@@ -1,358 +1,310 @@
--- attach and detach: they run with the rights of the table's owner.
+-- attach: it reads the expressions, shows what they give, and creates triggers, all with the rights of its caller, the table's owner. begin_attachment
+-- has rights of its own, and stores texts.
 --
--- Locks: attach takes SHARE ROW EXCLUSIVE on the table, detach ACCESS EXCLUSIVE, until the transaction ends. Both wait five seconds at most, unless the session
--- has a lock_timeout.
+-- Locks: SHARE ROW EXCLUSIVE on the table until the transaction ends. It waits five seconds at most, unless the session has a lock_timeout.
+
+CREATE OR REPLACE FUNCTION tokenkeeper.attachment_findings(attached regclass, name text) RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    this pg_class;
+    place text;
+    table_owner name;
+    stray text[] := tokenkeeper.stray_triggers(attached);
+    full_name text := tokenkeeper.full_name(attached);
+BEGIN
+    SELECT c.* INTO this FROM pg_class AS c WHERE c.oid = attached;
+    place := this.relnamespace::regnamespace::text;
+    table_owner := pg_get_userbyid(this.relowner);
+    IF this.relkind NOT IN ('r', 'p') THEN
+        RETURN NEXT format('%s is a %s, expected a table', attached, CASE this.relkind WHEN 'v' THEN 'view: attach the table behind it'
+            WHEN 'm' THEN 'materialized view: attach the table behind it' WHEN 'f' THEN 'foreign table: attach it where it is stored' ELSE 'relation' END);
+        RETURN;
+    END IF;
+    IF this.relpersistence = 't' THEN
+        RETURN NEXT format('%s is a temporary table, which no other session sees', attached);
+    END IF;
+    IF this.relispartition THEN
+        RETURN NEXT format('%s is a partition: attach the partitioned table %s', attached,
+                           (SELECT i.inhparent::regclass FROM pg_inherits AS i WHERE i.inhrelid = attached));
+    ELSIF this.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhparent = attached) THEN
+        RETURN NEXT format('tables inherit from %s, and their rows fire none of its triggers: attach each of them instead', attached);
+    END IF;
+    IF this.relforcerowsecurity THEN
+        RETURN NEXT format('row-level security is forced on %s, so its owner would not see all rows', attached);
+    END IF;
+    IF NOT pg_has_role(current_user, this.relowner, 'USAGE') THEN
+        RETURN NEXT format('%s belongs to %s, and you are %s: attach it as its owner', attached, table_owner, current_user);
+    END IF;
+    IF NOT has_schema_privilege(this.relowner, this.relnamespace, 'CREATE') THEN
+        RETURN NEXT format('%s cannot create functions in schema %s. Run: GRANT CREATE ON SCHEMA %s TO %I;', table_owner, place, place, table_owner);
+    END IF;
+    IF NOT has_schema_privilege(this.relowner, 'tokenkeeper', 'USAGE')
+        OR NOT has_column_privilege(this.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT') THEN
+        RETURN NEXT format('%s cannot write to tokenkeeper.registration. Run: GRANT tokenkeeper_app TO %I;', table_owner, table_owner);
+    END IF;
+    IF NOT has_database_privilege(current_user, current_database(), 'TEMPORARY') THEN
+        RETURN NEXT format('%s cannot create temporary views, with which attach reads expressions. Run: GRANT TEMPORARY ON DATABASE %I TO %I;', table_owner,
+                           current_database(), table_owner);
+    END IF;
+    IF attachment_findings.name COLLATE "C" !~ '^[A-Za-z0-9_-]{1,60}$' THEN
+        RETURN NEXT format('name is %L, expected up to 60 letters, digits, - and _', left(attachment_findings.name, 100));
+    ELSIF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.name = coalesce(attachment_findings.name, full_name) COLLATE "C") THEN
+        RETURN NEXT format('there is an attachment %1$s already: run SELECT tokenkeeper.detach(%1$L) first, or, for another token of the same rows, give this '
+                           'one a name', coalesce(attachment_findings.name, full_name));
+    END IF;
+    IF stray <> '{}' THEN
+        RETURN NEXT format('%s has triggers of an attachment in another database (%s): run SELECT tokenkeeper.detach(%L) first', attached,
+                           array_to_string(stray, ', '), full_name);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text) IS 'What is in the way of attaching a table, apart from its expressions.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.expression_warnings(attached regclass, arguments jsonb, plan jsonb) RETURNS SETOF text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+DECLARE
+    moment text := arguments ->> 'registered_at';
+    owner_type text;
+BEGIN
+    IF moment IS NULL THEN
+        RETURN NEXT 'registered_at is missing: all registrations of the table count as 1970. A token that APNs has declared invalid becomes active again '
+            'only when the application calls register';
+    ELSIF moment COLLATE "C" ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
+        RETURN NEXT format('registered_at: does something else than a registration change %s? Then any save makes dead tokens active again', moment);
+    ELSIF moment COLLATE "C" ~* '(creat|insert|joined)' THEN
+        RETURN NEXT format('registered_at: does %s change when a device registers its token again? If not, a dead token stays dead after that', moment);
+    END IF;
+    -- user 5 and admin 5.
+    SELECT a.attname INTO owner_type FROM pg_attribute AS a
+    WHERE a.attrelid = attached AND a.attnum > 0 AND NOT a.attisdropped AND NOT (plan -> 'columns') ? a.attname::text
+      AND a.attname COLLATE "C" = regexp_replace(arguments ->> 'user_id' COLLATE "C", '_id$', '') || '_type';
+    IF FOUND THEN
+        RETURN NEXT format('user_id: the table also has %I. Two owners with one number would be one user; write $$%I || '':'' || %s$$', owner_type, owner_type,
+                           arguments ->> 'user_id');
+    END IF;
+    IF plan -> 'facts' ->> 'tags' LIKE 'CASE WHEN (%' THEN
+        RETURN NEXT format('tags: the text of %s is one tag. For a list, write $$string_to_array(%1$s, '','')$$', arguments ->> 'tags');
+    END IF;
+    IF plan ->> 'on_delete' = 'ignore' AND EXISTS (
+        SELECT FROM pg_constraint AS c WHERE c.conrelid = attached AND c.contype = 'f' AND c.confdeltype = 'c') THEN
+        RETURN NEXT 'on_delete: rows of the table are deleted with what they refer to (ON DELETE CASCADE), and their tokens stay active with their users. '
+            'With on_delete => ''unregister'', a deleted row is a logout';
+    END IF;
+    IF NOT (plan ->> 'always')::boolean AND EXISTS (SELECT FROM pg_subscription_rel AS s WHERE s.srrelid = attached) THEN
+        RETURN NEXT format('%s is in a subscription: what logical replication applies fires the triggers only with always => true', attached);
+    END IF;
+    IF (SELECT c.relpersistence = 'u' FROM pg_class AS c WHERE c.oid = attached) THEN
+        RETURN NEXT format('%s is unlogged: after a crash it is empty', attached);
+    END IF;
+    IF jsonb_array_length(plan -> 'key_columns') = 0 THEN
+        RETURN NEXT 'the table has no primary key, and no unique key of columns that are NOT NULL: it cannot be backfilled or checked';
+    END IF;
+END
+$body$;
+COMMENT ON FUNCTION tokenkeeper.expression_warnings(regclass, jsonb, jsonb) IS 'What the owner of a table should know about the expressions that attach was given.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.sample_rows(attached regclass, plan jsonb) RETURNS TABLE (kind text, detail text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO, MDY'
+SET intervalstyle = 'postgres'
+SET bytea_output = 'hex'
+AS $$
+#variable_conflict use_column
+DECLARE
+    fact record;
+    fails boolean := false;
+BEGIN
+    -- Each alone, so that the one that fails is named.
+    FOR fact IN SELECT f.key AS name, f.value AS sql FROM jsonb_each_text(plan -> 'facts') AS f
+        WHERE f.key NOT IN ('look_up', 'token_column') ORDER BY f.key LOOP
+        BEGIN
+            EXECUTE format('SELECT count(%s) FROM (SELECT * FROM %s LIMIT 10000) AS r', fact.sql, attached);
+        EXCEPTION WHEN OTHERS THEN
+            fails := true;
+            RETURN QUERY SELECT 'error', format('%s: a row of the table makes it fail: %s', fact.name, SQLERRM);
+        END;
+    END LOOP;
+    IF fails THEN
+        RETURN;
+    END IF;
+    RETURN QUERY EXECUTE format($sql$
+        WITH read (row_key, counts, is_out, spelled, %5$s) AS MATERIALIZED (
+            SELECT %1$s, (%2$s) IS TRUE, (%6$s) IS TRUE, %7$s, %3$s FROM (SELECT * FROM %4$s LIMIT 10000) AS r
+        ), counted AS (SELECT * FROM read WHERE counts)
+        SELECT * FROM (SELECT 'row', coalesce('row ' || row_key || ': ', '') || CASE WHEN counts THEN concat_ws(', ', environment, topic,
+                           left(token, 8) || '...', registered_at, 'device ' || device_id, 'user ' || user_id, 'tags ' || tags::text)
+                       ELSE CASE WHEN is_out THEN 'logged out, ' || left(token, 8) || '...' WHEN spelled <> '' THEN 'left out by the filter' ELSE 'no token' END END
+                       FROM read LIMIT 5) AS shown
+        UNION ALL SELECT 'warning', format('topic: %%L is no bundle id', topic) FROM (
+            SELECT DISTINCT topic FROM counted WHERE topic NOT LIKE '%%.%%' LIMIT 5) AS t
+        UNION ALL SELECT 'warning', fault FROM (
+            SELECT DISTINCT coalesce('topic: ' || tokenkeeper.topic_fault(topic), 'environment: ' || tokenkeeper.environment_fault(environment)) AS fault
+            FROM (SELECT DISTINCT topic, environment FROM counted) AS t LIMIT 5) AS t WHERE fault IS NOT NULL
+        UNION ALL SELECT 'warning', format('token: %%s rows of %%s have no device token, such as %%s', count(*) - count(parsed), count(*),
+                   (array_agg(concat_ws(': ', 'row ' || row_key, tokenkeeper.token_fault(token)) ORDER BY n) FILTER (WHERE parsed IS NULL))[1])
+            FROM (SELECT c.*, row_number() OVER () AS n, tokenkeeper.parse_token(token) AS parsed FROM counted AS c) AS t HAVING count(*) > count(parsed)
+        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s are in the future or before 2009. Are these the right zone and unit?', count(*), total)
+            FROM (SELECT registered_at, count(*) OVER () AS total FROM counted) AS t
+            WHERE registered_at > clock_timestamp() + interval '10 minutes' OR registered_at > 'epoch' AND registered_at < '2009-01-01' GROUP BY total
+        UNION ALL SELECT 'warning', format('token: they have %%s lengths. Is this the token that the device has sent, and not an encrypted one?',
+                                           count(DISTINCT length(token))) FROM counted HAVING count(DISTINCT length(token)) > 3
+        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s have the same, %%s, so that none of them supersedes another', n, total, registered_at)
+            FROM (SELECT registered_at, count(*) AS n, sum(count(*)) OVER () AS total FROM counted GROUP BY 1 ORDER BY 2 DESC LIMIT 1) AS t
+            WHERE n > 20 AND n * 10 > total AND registered_at > 'epoch'
+        UNION ALL SELECT * FROM (SELECT 'warning', format('device_id: %%L has %%s tokens. Is this the id of one device?', device_id, count(*))
+            FROM counted WHERE device_id <> '' GROUP BY device_id HAVING count(*) > 20 ORDER BY count(*) DESC LIMIT 1) AS t
+        $sql$, tokenkeeper.key_text(ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'))), tokenkeeper.fact_test(plan -> 'facts'),
+        tokenkeeper.fact_list(plan -> 'facts'), attached, tokenkeeper.fact_columns(), tokenkeeper.logged_out_test(plan -> 'facts'),
+        plan -> 'facts' ->> 'token');
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.sample_rows(regclass, jsonb) IS
+    'What the expressions give for five rows of the table (row), what is odd about the first 10,000 (warning), and which expression fails (error).';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.finds_by_index(attached regclass, facts jsonb) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    token_number smallint := (SELECT a.attnum FROM pg_attribute AS a WHERE a.attrelid = attached AND a.attname = facts ->> 'token_column' COLLATE "C");
+    shown json;
+BEGIN
+    -- What the planner does with a small table says little.
+    IF EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = attached AND i.indisvalid AND i.indkey[0] = token_number AND i.indpred IS NULL) THEN
+        RETURN true;
+    END IF;
+    EXECUTE 'EXPLAIN (FORMAT JSON, COSTS OFF) ' || tokenkeeper.other_row(attached::text, facts, quote_literal('aa'), quote_literal('aa')) INTO shown;
+    -- By an index that begins with the token: its column, or an expression.
+    RETURN shown::text LIKE '%"Index Cond"%' AND shown::text NOT LIKE '%"Seq Scan"%' AND NOT EXISTS (
+        SELECT FROM jsonb_path_query(shown::jsonb, 'strict $.**."Index Name"') AS n
+        JOIN pg_class AS c ON c.relname = n #>> '{}' JOIN pg_index AS i ON i.indexrelid = c.oid
+        WHERE i.indkey[0] <> coalesce(token_number, 0) AND i.indrelid = attached);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.finds_by_index(regclass, jsonb) IS 'Whether an index of the table finds the rows that have a token.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_attachment(attached regclass, plan jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    this pg_catalog.pg_class;
-    table_name text;
+    this pg_class;
     new_source bigint;
 BEGIN
     PERFORM tokenkeeper.check_owner_session(attached);
-    SELECT c.* INTO STRICT this FROM pg_catalog.pg_class AS c WHERE c.oid = attached;
+    SELECT c.* INTO STRICT this FROM pg_class AS c WHERE c.oid = attached;
     IF this.relkind NOT IN ('r', 'p') OR this.relpersistence = 't' OR this.relispartition THEN
         RAISE EXCEPTION '% is a temporary table, a partition or no table', attached USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM tokenkeeper.check_attachment_plan(attached, plan);
-    IF octet_length(plan::text) > 1000000 THEN
-        RAISE EXCEPTION 'plan is % bytes long, expected at most 1000000', octet_length(plan::text) USING ERRCODE = 'invalid_parameter_value';
+    IF (octet_length(plan::text) <= 1000000 AND (plan ->> 'name' = tokenkeeper.full_name(attached) OR plan ->> 'name' COLLATE "C" ~ '^[A-Za-z0-9_-]{1,60}$') AND jsonb_typeof(plan -> 'arguments') = 'object'
+        AND jsonb_typeof(plan -> 'facts') = 'object' AND plan -> 'facts' ?& ARRAY['token', 'topic', 'environment'] AND jsonb_typeof(plan -> 'always') = 'boolean'
+        AND (SELECT count(*) <= 1600 FROM jsonb_array_elements_text(plan -> 'columns'))
+        AND (SELECT count(*) <= 1600 FROM jsonb_array_elements_text(plan -> 'key_columns'))) IS NOT TRUE THEN
+        RAISE EXCEPTION 'plan is none that attach has made' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
     END IF;
-    IF EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.table_id = attached) THEN
-        RAISE EXCEPTION '% is attached already', attached USING ERRCODE = 'invalid_parameter_value', HINT = 'Detach it first.';
-    END IF;
-    table_name := format('%I.%I', (SELECT n.nspname FROM pg_catalog.pg_namespace AS n WHERE n.oid = this.relnamespace), this.relname);
-    INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', table_name) RETURNING s.source_id INTO new_source;
-    INSERT INTO tokenkeeper.attached_table (source_id, table_id, name, arguments, columns, key_columns, on_delete, revive, always)
-    VALUES (new_source, attached, table_name, plan -> 'arguments', ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')),
-            ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')), plan ->> 'on_delete', plan ->> 'revive', (plan ->> 'always')::boolean);
+    INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', plan ->> 'name') RETURNING s.source_id INTO new_source;
+    INSERT INTO tokenkeeper.attached_table (source_id, name, table_id, table_name, arguments, facts, columns, key_columns, on_delete, always)
+    VALUES (new_source, plan ->> 'name', attached, tokenkeeper.full_name(attached), plan -> 'arguments', plan -> 'facts',
+            ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')), ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')),
+            plan ->> 'on_delete', (plan ->> 'always')::boolean);
     RETURN new_source;
+EXCEPTION WHEN unique_violation THEN
+    RAISE EXCEPTION 'there is an attachment % already', plan ->> 'name' USING ERRCODE = 'invalid_parameter_value', HINT = 'Detach it first, or give this one a name.';
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
-    'Internal, for attach: notes an attachment and returns its source_id. It stores the arguments as they are, and executes nothing. Raises 42501 unless the '
-    'session may execute code of the table (check_owner_session), 22023 for a temporary table or a partition, for a plan that attach has not made, and for a '
-    'table that is attached already.';
-
-CREATE OR REPLACE FUNCTION tokenkeeper.end_attachment(source_id bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    this tokenkeeper.attached_table;
-    owner_id oid;
-BEGIN
-    SELECT a.* INTO this FROM tokenkeeper.attached_table AS a WHERE a.source_id = end_attachment.source_id;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'source % is no attached table', coalesce(end_attachment.source_id::text, 'null') USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    -- A table that was dropped has no owner: then the role that attached it counts, or the schema's owner.
-    owner_id := coalesce((SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = this.table_id),
-                         (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = this.attached_by),
-                         (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'));
-    IF NOT pg_has_role(session_user, owner_id, 'MEMBER') THEN
-        RAISE EXCEPTION '% is no member of %, the owner of the table', session_user, pg_get_userbyid(owner_id) USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    DELETE FROM tokenkeeper.attached_table AS a WHERE a.source_id = this.source_id;
-    UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp() WHERE s.source_id = this.source_id;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
-    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or of the role that attached '
-    'the table if it is gone; 22023 if the source is no attached table.';
+    'Internal, for attach: notes an attachment and returns its source_id. It stores texts, and executes nothing. Raises 42501 unless the session may execute '
+    'code of the table (check_owner_session), 22023 for a temporary table or a partition, for a plan that attach has not made, and if the name is taken.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attach(
-    attached regclass,
+    attached text,
     token text,
-    topic text DEFAULT NULL,
-    topic_value text DEFAULT NULL,
-    environment text DEFAULT 'production',
+    topic text,
+    filter text DEFAULT NULL,
+    environment text DEFAULT '''production''',
     registered_at text DEFAULT NULL,
     device_id text DEFAULT NULL,
     user_id text DEFAULT NULL,
     tags text DEFAULT NULL,
-    unregistered text DEFAULT NULL,
-    stale_at text DEFAULT NULL,
+    logged_out text DEFAULT NULL,
     on_delete text DEFAULT 'ignore',
-    revive text DEFAULT NULL,
     always boolean DEFAULT false,
-    dry_run boolean DEFAULT false) RETURNS TABLE (kind text, detail text)
+    name text DEFAULT NULL,
+    dry_run boolean DEFAULT false,
+    verbose boolean DEFAULT false) RETURNS TABLE (kind text, detail text)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+#variable_conflict use_column
 DECLARE
-    errors text[] := '{}';
-    warnings text[] := '{}';
-    map jsonb;
-    environment_column text;
-    flag_sql jsonb;
-    flag_columns text[];
-    flag_fault text;
-    row_name text;
-    same_device text;
-    one record;
-    found_kind text;
-    pieces jsonb;
-    named text[];
-    keys text[];
-    statements text[];
-    statement text COLLATE "C";
+    this regclass := tokenkeeper.required_table(attach.attached);
+    arguments jsonb := jsonb_strip_nulls(jsonb_build_object('token', attach.token, 'topic', attach.topic, 'filter', attach.filter,
+        'environment', attach.environment, 'registered_at', attach.registered_at, 'device_id', attach.device_id, 'user_id', attach.user_id,
+        'tags', attach.tags, 'logged_out', attach.logged_out));
+    found record;
     plan jsonb;
+    warnings text[];
+    errors text[];
     source text;
-    table_owner name;
+    statement text;
 BEGIN
-    -- Before anything of the table is executed, such as a function in an expression.
-    PERFORM tokenkeeper.check_owner_session(attach.attached);
-    -- A writer that does not end must not make all others queue up behind this.
+    PERFORM tokenkeeper.check_owner_session(this);
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '5s', true);
     END IF;
-    FOR one IN SELECT f.* FROM tokenkeeper.attachment_findings(attach.attached, attach.token, attach.always) AS f LOOP
-        IF one.kind = 'error' THEN
-            errors := errors || one.detail;
-        ELSE
-            warnings := warnings || one.detail;
-        END IF;
-    END LOOP;
-
-    -- The environment: a constant, a map, or a column.
-    IF attach.environment IN ('production', 'sandbox') THEN
-        IF tokenkeeper.column_kind(attach.attached, attach.environment) IS NOT NULL THEN
-            warnings := warnings || format('environment is taken as the word %L; for the column of that name, write a map', attach.environment);
-        END IF;
-    ELSIF ltrim(attach.environment) COLLATE "C" LIKE '{%' THEN
-        BEGIN
-            map := attach.environment::jsonb;
-            environment_column := map ->> 'column';
-            map := map - 'column';
-            IF environment_column IS NULL OR map = '{}' OR EXISTS (
-                SELECT FROM jsonb_each(map) AS m WHERE m.value NOT IN ('"production"', '"sandbox"')) THEN
-                errors := errors || format('environment is %s, expected {"column": "NAME", "VALUE": "sandbox", "OTHER VALUE": "production"}', attach.environment);
-            END IF;
-        EXCEPTION WHEN data_exception THEN
-            errors := errors || format('environment is %s, which is not JSON', attach.environment);
-        END;
-    ELSE
-        environment_column := attach.environment;
-    END IF;
-
-    FOR one IN
-        SELECT v.* FROM (VALUES
-            ('token', attach.token, ARRAY['text', 'bytea']),
-            ('topic', attach.topic, ARRAY['text', 'enum']),
-            ('environment', environment_column, CASE WHEN map IS NULL THEN ARRAY['text', 'enum'] ELSE ARRAY['text', 'enum', 'boolean', 'integer'] END),
-            ('registered_at', attach.registered_at, ARRAY['timestamp with time zone', 'timestamp without time zone']),
-            ('device_id', attach.device_id, ARRAY['text', 'uuid', 'integer']),
-            ('user_id', attach.user_id, ARRAY['text', 'uuid', 'integer']),
-            ('tags', attach.tags, ARRAY['text[]', 'text']),
-            ('stale_at', attach.stale_at, ARRAY['timestamp with time zone', 'timestamp without time zone']))
-            AS v (argument, name, expected)
-        WHERE v.name IS NOT NULL
-    LOOP
-        found_kind := tokenkeeper.column_kind(attach.attached, one.name);
-        IF found_kind IS NULL THEN
-            errors := errors || format('%s: table %s has no column %s%s', one.argument, attach.attached, quote_literal(one.name), coalesce((
-                SELECT format(' (there is %s; names are case-sensitive here)', quote_literal(a.attname)) FROM pg_catalog.pg_attribute AS a
-                WHERE a.attrelid = attach.attached AND a.attnum > 0 AND lower(a.attname::text COLLATE "C") = lower(one.name COLLATE "C") LIMIT 1), ''));
-        ELSIF NOT found_kind = ANY (one.expected) THEN
-            errors := errors || format('%s: column %s is of type %s, expected %s%s', one.argument, quote_literal(one.name), found_kind,
-                                       array_to_string(one.expected, ' or '),
-                                       CASE WHEN one.argument = 'environment' AND map IS NULL THEN '; or write a map of its values' ELSE '' END);
-        ELSIF EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
-                      WHERE a.attrelid = attach.attached AND a.attname = one.name COLLATE "C" AND a.attgenerated NOT IN ('', 's')) THEN
-            errors := errors || format('%s: column %s is generated when it is read, so triggers do not see it', one.argument, quote_literal(one.name));
-        ELSIF found_kind = 'timestamp without time zone' THEN
-            warnings := warnings || format('%s: column %s has no time zone and is taken as UTC', one.argument, quote_literal(one.name));
-        END IF;
-    END LOOP;
-
-    IF attach.token IS NULL THEN
-        errors := errors || 'token: expected the column with the device token'::text;
-    END IF;
-    IF num_nonnulls(attach.topic, attach.topic_value) <> 1 THEN
-        errors := errors || 'expected either topic, the column, or topic_value, the apns-topic header of all rows'::text;
-    ELSIF attach.topic IS NULL AND tokenkeeper.topic_fault(attach.topic_value) IS NOT NULL THEN
-        errors := errors || ('topic_value: ' || tokenkeeper.topic_fault(attach.topic_value));
-    END IF;
-    IF attach.on_delete IS NULL OR attach.on_delete NOT IN ('ignore', 'unregister') THEN
+    errors := ARRAY(SELECT f FROM tokenkeeper.attachment_findings(this, attach.name) AS f);
+    IF attach.on_delete IN ('ignore', 'unregister') IS NOT TRUE THEN
         errors := errors || format('on_delete is %s, expected ignore or unregister', coalesce(quote_literal(attach.on_delete), 'null'));
     END IF;
-    IF attach.revive IS NOT NULL AND attach.revive <> 'by register only' THEN
-        errors := errors || format('revive is %s, expected ''by register only'', or nothing', quote_literal(attach.revive));
-    ELSIF attach.revive IS NOT NULL AND attach.registered_at IS NOT NULL THEN
-        errors := errors || 'expected either registered_at or revive => ''by register only'', not both'::text;
-    ELSIF attach.revive IS NOT NULL AND attach.device_id IS NOT NULL THEN
-        errors := errors || 'device_id needs registered_at: without it nothing says which token of a device is the latest. Pass device_id to register'::text;
-    ELSIF attach.revive IS NULL AND attach.registered_at IS NULL THEN
-        errors := errors || ('registered_at: expected the column that changes when a device registers, and only then. A device that registers the same token '
-            'again changes nothing else, so without it no token would become active again. If there is none, let the application call register at each '
-            'launch, and attach with revive => ''by register only''')::text;
-    ELSIF attach.registered_at COLLATE "C" ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
-        warnings := warnings || format('registered_at: does something else than a registration change column %s? Then any save makes suppressed tokens '
-                                       'active again', quote_literal(attach.registered_at));
+    found := tokenkeeper.read_facts(this, arguments);
+    errors := errors || found.faults;
+    plan := jsonb_build_object('arguments', arguments, 'facts', found.facts, 'old_facts', found.old_facts, 'columns', found.columns, 'key_columns', tokenkeeper.key_columns(this), 'key_text', tokenkeeper.key_text(tokenkeeper.key_columns(this)),
+        'on_delete', attach.on_delete, 'always', attach.always, 'name', coalesce(attach.name, tokenkeeper.full_name(this)));
+    IF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.table_id = this AND a.arguments ->> 'topic' = attach.topic
+                  AND a.arguments ->> 'environment' = attach.environment) THEN
+        errors := errors || 'another attachment of the table has this topic, and each would log out tokens of the other: use one attachment, with one filter'::text;
     END IF;
-    IF attach.unregistered IS NOT NULL THEN
-        SELECT e.sql, e.columns, e.fault INTO flag_sql, flag_columns, flag_fault
-        FROM tokenkeeper.parse_row_expression(attach.attached, attach.unregistered) AS e;
-        IF flag_fault IS NOT NULL THEN
-            errors := errors || format('unregistered: %s: %s', quote_literal(attach.unregistered), flag_fault);
-        END IF;
+    IF errors = '{}' AND NOT tokenkeeper.finds_by_index(this, found.facts) THEN
+        errors := errors || format('no index finds a row by its token. Run: CREATE INDEX %sON %s (%s);',
+            CASE WHEN (SELECT c.relkind = 'r' FROM pg_class AS c WHERE c.oid = this) THEN 'CONCURRENTLY ' ELSE '' END, this,
+            CASE WHEN found.facts ->> 'token_column' IS NULL THEN '(' || attach.token || ')' ELSE quote_ident(found.facts ->> 'token_column') END);
     END IF;
-
-    keys := ARRAY(
-        SELECT a.attname::text FROM (
-            SELECT i.* FROM pg_catalog.pg_index AS i
-            WHERE i.indrelid = attach.attached AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-              AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute AS n
-                              WHERE n.attrelid = i.indrelid AND n.attnum = ANY (i.indkey) AND NOT n.attnotnull)
-            ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1) AS i
-        CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, n)
-        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
-        WHERE k.n <= i.indnkeyatts ORDER BY k.n);
-    IF cardinality(keys) = 0 THEN
-        warnings := warnings || format('%s has no primary key and no other unique key without nulls: it cannot be backfilled',
-                                       attach.attached);
-    END IF;
-
-    IF cardinality(errors) > 0 THEN
+    IF errors <> '{}' THEN
         IF NOT attach.dry_run THEN
-            RAISE EXCEPTION 'cannot attach %: %', attach.attached, array_to_string(errors, '; ') USING ERRCODE = 'invalid_parameter_value',
+            RAISE EXCEPTION 'cannot attach %: %', this, array_to_string(errors, '; ') USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'With dry_run => true, attach shows all that is wrong and changes nothing.';
         END IF;
-        RETURN QUERY SELECT 'error', u.e FROM unnest(errors) AS u (e);
-        RETURN QUERY SELECT 'warning', u.w FROM unnest(warnings) AS u (w);
+        RETURN QUERY SELECT 'error', e FROM unnest(errors) AS e;
         RETURN;
     END IF;
-
-    SELECT coalesce(array_agg(DISTINCT c.name), '{}') INTO named
-    FROM unnest(ARRAY[attach.topic, environment_column, attach.registered_at, attach.device_id, attach.user_id, attach.tags]
-                || flag_columns) AS c (name)
-    WHERE c.name <> attach.token;
-    named := attach.token || named;
-    pieces := '{}';
-    FOREACH row_name IN ARRAY ARRAY['r', 'old_row', 'other_row'] LOOP
-        pieces := pieces || jsonb_build_object(row_name, jsonb_build_object(
-            'token', CASE tokenkeeper.column_kind(attach.attached, attach.token)
-                WHEN 'bytea' THEN format('encode(%s.%I, ''hex'')', row_name, attach.token) ELSE format('%s.%I::text', row_name, attach.token) END,
-            'token_kind', tokenkeeper.column_kind(attach.attached, attach.token),
-            'topic', CASE WHEN attach.topic IS NULL THEN quote_literal(attach.topic_value) || '::text' ELSE format('%s.%I::text', row_name, attach.topic) END,
-            'environment', CASE
-                WHEN environment_column IS NULL THEN quote_literal(attach.environment) || '::text'
-                -- Not null, which would mean production.
-                WHEN map IS NULL THEN format('coalesce(%s.%I::text, ''null'')', row_name, environment_column)
-                ELSE (SELECT format('CASE coalesce(%1$s.%2$I::text, ''null'')%3$s ELSE coalesce(%1$s.%2$I::text, ''null'') END', row_name, environment_column,
-                                    string_agg(format(' WHEN %L THEN %L', m.key, m.value), '' ORDER BY m.key)) FROM jsonb_each_text(map) AS m) END,
-            'moment', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.registered_at), '')
-                WHEN '' THEN 'NULL::timestamptz'
-                WHEN 'timestamp without time zone' THEN format('(%s.%I AT TIME ZONE ''UTC'')', row_name, attach.registered_at)
-                ELSE format('%s.%I::timestamptz', row_name, attach.registered_at) END,
-            -- A null in the table says that there is none. Without an instant, it cannot be said which token of the device is the latest.
-            'device', CASE WHEN attach.device_id IS NULL THEN 'NULL::text'
-                ELSE format('CASE WHEN %1$s.%2$I IS NOT NULL THEN coalesce(%1$s.%3$I::text, '''') END', row_name, attach.registered_at, attach.device_id) END,
-            'user', CASE WHEN attach.user_id IS NULL THEN 'NULL::text' ELSE format('coalesce(%s.%I::text, '''')', row_name, attach.user_id) END,
-            'tags', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.tags), '')
-                WHEN '' THEN 'NULL::text[]'
-                WHEN 'text' THEN format('CASE WHEN %1$s.%2$I::text <> '''' THEN ARRAY[%1$s.%2$I::text] ELSE ''{}''::text[] END', row_name, attach.tags)
-                ELSE format('coalesce(%s.%I::text[], ''{}'')', row_name, attach.tags) END,
-            'out', CASE WHEN attach.unregistered IS NULL THEN 'false' ELSE format('(%s IS TRUE)', flag_sql ->> row_name) END,
-            'stale_at', CASE coalesce(tokenkeeper.column_kind(attach.attached, attach.stale_at), '')
-                WHEN '' THEN 'NULL::timestamptz'
-                WHEN 'timestamp without time zone' THEN format('(%s.%I AT TIME ZONE ''UTC'')', row_name, attach.stale_at)
-                ELSE format('%s.%I::timestamptz', row_name, attach.stale_at) END));
-    END LOOP;
-    same_device := CASE
-        WHEN attach.device_id IS NULL THEN 'false'
-        WHEN tokenkeeper.column_kind(attach.attached, attach.device_id) = 'text'
-        THEN format('((r.%1$I::text COLLATE "C") <> '''' AND r.%1$I::text COLLATE "C" = old_row.%1$I::text COLLATE "C")', attach.device_id)
-        ELSE format('r.%1$I = old_row.%1$I', attach.device_id) END;
-    plan := jsonb_build_object('pieces', pieces -> 'r', 'old_pieces', pieces -> 'old_row', 'other_pieces', pieces -> 'other_row',
-        'same_device', same_device,
-        'columns', to_jsonb(named), 'key_columns', to_jsonb(keys), 'on_delete', attach.on_delete,
-        'revive', coalesce(attach.revive, 'by registered_at'), 'always', attach.always,
-        'arguments', jsonb_strip_nulls(jsonb_build_object('token', attach.token, 'topic', attach.topic, 'topic_value', attach.topic_value,
-            'environment', attach.environment, 'registered_at', attach.registered_at, 'device_id', attach.device_id, 'user_id', attach.user_id,
-            'tags', attach.tags, 'unregistered', attach.unregistered, 'stale_at', attach.stale_at, 'on_delete', attach.on_delete, 'revive', attach.revive,
-            'always', attach.always)));
-
-    RETURN QUERY SELECT 'warning', u.w FROM unnest(warnings) AS u (w);
-    source := CASE WHEN attach.dry_run THEN 'N' ELSE tokenkeeper.begin_attachment(attach.attached, plan)::text END;
-    SELECT pg_get_userbyid(c.relowner) INTO table_owner FROM pg_catalog.pg_class AS c WHERE c.oid = attach.attached;
-    statements := ARRAY(SELECT s FROM tokenkeeper.attachment_statements(attach.attached, source, plan) AS s);
-    FOREACH statement IN ARRAY statements LOOP
+    RETURN QUERY SELECT 'warning', w FROM tokenkeeper.expression_warnings(this, arguments, plan) AS w;
+    RETURN QUERY SELECT s.* FROM tokenkeeper.sample_rows(this, plan) AS s WHERE attach.dry_run OR s.kind <> 'row';
+    source := CASE WHEN attach.dry_run THEN 'N' ELSE tokenkeeper.begin_attachment(this, plan)::text END;
+    FOR statement IN SELECT s FROM tokenkeeper.attachment_statements(this, source, plan) AS s LOOP
         IF NOT attach.dry_run THEN
             EXECUTE statement;
-            IF statement LIKE 'CREATE ' || 'FUNCTION %' THEN
-                statement := substring(statement FROM '^CREATE ' || 'FUNCTION (.*?[)]) RETURNS ');
-                EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', statement);
-                EXECUTE format('COMMENT ON FUNCTION %s IS %L', statement,
-                    format('Generated by tokenkeeper.attach for %s; tokenkeeper.detach removes it.', attach.attached));
-                IF current_user <> table_owner COLLATE "C" THEN
-                    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', statement, table_owner);
-                END IF;
-            END IF;
-        ELSE
+        END IF;
+        IF attach.verbose THEN
             RETURN QUERY SELECT 'sql', statement;
         END IF;
     END LOOP;
     IF NOT attach.dry_run THEN
-        RETURN QUERY SELECT 'attached', format('%s is attached as source %s', attach.attached, source);
+        RETURN QUERY SELECT 'attached', format('%s is attached as source %s', plan ->> 'name', source);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.attach(regclass, text, text, text, text, text, text, text, text, text, text, text, text, boolean, boolean) IS
-    'Connects a table of device tokens to the ledger: from now on its triggers queue what changes in it, as registrations and logouts. token, topic, '
-    'registered_at, device_id, user_id, tags and stale_at name columns; topic_value is a topic for all rows; environment is production, sandbox, a column, or a '
-    'map such as {"column": "kind", "dev": "sandbox", "live": "production"}; unregistered is a boolean expression over the columns. registered_at must be a '
-    'column that changes when a device registers, and only then. on_delete says whether a deleted row is a logout. Run it as the owner of the table. With '
-    'dry_run => true it shows what is wrong (error), what to know (warning) and what it would do (sql). It does not read the rows that are there: run a '
-    'backfill. Raises 22023 with all errors, 42501 unless the session may execute code of the table: for a superuser, a login with roles of tokenkeeperd that the '
-    'table''s owner lacks, and a table of a superuser.';
-
-CREATE OR REPLACE FUNCTION tokenkeeper.detach(attached text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    this record;
-    one record;
-BEGIN
-    IF current_setting('lock_timeout') = '0' THEN
-        PERFORM set_config('lock_timeout', '5s', true);
-    END IF;
-    -- By its present name, or by the one that it had: it may have been dropped.
-    SELECT a.source_id, a.table_id, a.name INTO this FROM tokenkeeper.attachment AS a WHERE a.source_id = tokenkeeper.attachment_named(detach.attached);
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'table % is not attached', coalesce(quote_literal(left(detach.attached, 200)), 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
-    END IF;
-    FOR one IN
-        SELECT t.tgname FROM pg_catalog.pg_trigger AS t
-        WHERE t.tgrelid = this.table_id AND t.tgname IN ('tokenkeeper_insert_' || this.source_id, 'tokenkeeper_update_' || this.source_id,
-                                                         'tokenkeeper_delete_' || this.source_id)
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', one.tgname, this.table_id);
-    END LOOP;
-    FOR one IN
-        SELECT p.oid::regprocedure AS called, pg_has_role(current_user, p.proowner, 'USAGE') AS is_own, p.proowner::regrole AS function_owner,
-               pg_has_role(current_user, n.nspowner, 'USAGE') AS is_in_own_schema
-        FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
-        WHERE p.proname IN ('tokenkeeper_insert_' || this.source_id, 'tokenkeeper_update_' || this.source_id, 'tokenkeeper_delete_' || this.source_id,
-                            'tokenkeeper_read_' || this.source_id)
-          -- Not those that others happen to have made. But the table may have had another owner.
-          AND (pg_has_role(current_user, p.proowner, 'USAGE') OR obj_description(p.oid, 'pg_proc') COLLATE "C" LIKE 'Generated by tokenkeeper.%')
-    LOOP
-        IF one.is_own OR one.is_in_own_schema THEN
-            EXECUTE format('DROP FUNCTION %s', one.called);
-        ELSE
-            RAISE WARNING 'function % belongs to %, and stays', one.called, one.function_owner USING HINT = 'Drop it as that role.';
-        END IF;
-    END LOOP;
-    PERFORM tokenkeeper.end_attachment(this.source_id);
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.detach(text) IS
-    'Undoes attach: drops its triggers and functions and forgets the attachment. What the ledger knows stays, and what is queued is applied. Run it as the '
-    'owner of the table; it also works if the table was dropped. Raises 22023 if the table is not attached.';
+COMMENT ON FUNCTION tokenkeeper.attach(text, text, text, text, text, text, text, text, text, text, text, boolean, text, boolean, boolean) IS
+    'Connects a table of device tokens to the ledger: from now on its triggers queue what changes in it, as registrations and logouts. Each fact is an SQL '
+    'expression over the columns of a row; a text that equals the name of a column is that column. filter: which rows count. registered_at: when the device has '
+    'registered last; without it, all rows count as 1970. on_delete: whether a deleted row is a logout (unregister) or says nothing (ignore). always: the triggers '
+    'also fire for what logical replication applies. name: of the attachment, by default that of the table. dry_run changes nothing, and shows what the expressions '
+    'give for five rows (kind row); verbose shows the generated SQL. Returns rows of kind error, warning, row, sql and attached. Run it as the owner of the table. '
+    'Raises 42P01 if there is no such table, 42501 unless the session may execute code of the table (check_owner_session), 22023 with everything that is wrong, '
+    'and 55P03 if running writes to the table do not end within five seconds.';

@@ -1,27 +1,11 @@
--- Attached tables: what their triggers queue, who may act for them, and the functions that the rest of the schema calls.
+-- Attached tables: who may act for them, what belongs to an attachment, and how its triggers report failures.
 --
 -- Only the table's owner executes what belongs to the owner. A default argument, a cast, a deferred trigger and set_config of a function run with the
 -- rights of the session around it, whatever SECURITY DEFINER says. So no function of the schema that has rights of its own calls a function of the
 -- owner, and neither does the daemon. docs/decisions/attachments.md has the reasons.
 --
--- attach (attach.sql) generates functions in the schema of the attached table, named by the source_id of the attachment (17, for example). They belong to the
--- table's owner, and only the owner can call them:
---
---   tokenkeeper_insert_17(), tokenkeeper_update_17(), tokenkeeper_delete_17() RETURNS trigger    SECURITY DEFINER with a pinned search_path
---       Queue rows in registration with source_id 17. A logout is queued only if no registered row of the table has the token. See triggers.sql.
---   tokenkeeper_read_17(after text, max_rows integer) RETURNS TABLE (key text, environment text, topic text, token text,
---           registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)   STABLE
---       For a backfill (backfill.sql), in a session of the owner: the next rows by the table's key, after the row with the key `after` (null: from the
---       beginning), as a trigger would queue them on INSERT. key is the key as text (several columns: a JSON array of texts). token is null or empty
---       for a row without a token, and null for a logged-out row if a registered row has its token. Of a logged-out row, registered_at is the row's last
---       registration: the earliest instant that suppresses. Where the column is null, and with revive => 'by register only', it is 1970-01-01, which
---       registers an unknown token and revives none. Only if the table has a key.
---
--- Called from outside:
---
---   attach(...) RETURNS TABLE (kind text, detail text), detach(attached text) RETURNS void
---   check_attachments() RETURNS TABLE (source_id bigint, name text, fault text, was text, failures bigint, failure text)
---       For the daemon, once a minute: notes the faults in attached_table, and returns what has changed, to be logged. It reads the catalogs only.
+-- attach (attach.sql) reads the owner's expressions (expression.sql), makes the SQL of facts of them (facts.sql), and generates functions in the schema of the
+-- table, named by the source_id of the attachment (triggers.sql). detach (detach.sql) undoes that. backfill.sql queues the rows that are there.
 --
 -- Of a row of an attachment, user_id and tags count from queued_at, not from registered_at: an administrator may change tags long after the
 -- device registered, and that must neither revive the token nor lose against the old tags.
@@ -32,38 +16,86 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN to_regclass(table_named.name);
-EXCEPTION WHEN syntax_error OR invalid_name OR feature_not_supported THEN
+EXCEPTION WHEN syntax_error OR invalid_name OR feature_not_supported OR insufficient_privilege THEN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, and for what is no name at all.';
+COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, or none that the role may see, and for what is no name at all.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.full_name(of_table regclass) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = of_table);
+COMMENT ON FUNCTION tokenkeeper.full_name(regclass) IS 'The schema and name of a table, quoted where SQL needs it.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.required_table(name text) RETURNS regclass
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    found_table regclass := tokenkeeper.table_named(required_table.name);
+    meant text[] COLLATE "C";
+BEGIN
+    IF found_table IS NULL THEN
+        meant := ARRAY(
+            SELECT tokenkeeper.full_name(c.oid) FROM pg_class AS c
+            WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND has_schema_privilege(c.relnamespace, 'USAGE')
+              AND lower(c.relname COLLATE "C") = lower(regexp_replace(required_table.name COLLATE "C", '^.*[.]|"', '', 'g')) LIMIT 10);
+        -- Without its schema.
+        IF cardinality(meant) = 1 AND split_part(meant[1], '.', 2) IN (lower(required_table.name COLLATE "C"), required_table.name) THEN
+            RETURN tokenkeeper.table_named(meant[1]);
+        END IF;
+        RAISE EXCEPTION 'there is no table %', coalesce(quote_literal(left(required_table.name, 200)), 'null') USING ERRCODE = 'undefined_table',
+            HINT = 'Write the schema and the name as SQL does, with quotes around names that are not lower case'
+                   || CASE meant WHEN '{}' THEN ', such as app."DeviceToken"' ELSE ': ' || array_to_string(meant, ', ') END || '.';
+    END IF;
+    RETURN found_table;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.required_table(text) IS
+    'The table of that name, as SQL writes it; the schema may be left out if only one table has the name. Raises 42P01 otherwise, with the names that it may mean.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_named(name text) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    wanted CONSTANT text COLLATE "C" := attachment_named.name;
+    of_table regclass := tokenkeeper.table_named(wanted);
 BEGIN
-    RETURN (SELECT f.source_id FROM (
-        SELECT a.source_id, a.table_id IS NOT DISTINCT FROM tokenkeeper.table_named(attachment_named.name) AS is_it, a.name = attachment_named.name AS was_it,
-               -- Without its schema, if that leaves no doubt. A table that was dropped may have come again.
-               count(*) FILTER (WHERE c.oid IS NOT NULL) OVER () AS existing, c.oid IS NOT NULL AS exists
-        FROM tokenkeeper.attachment AS a LEFT JOIN pg_class AS c ON c.oid = a.table_id
-        WHERE a.name = attachment_named.name OR a.table_id = tokenkeeper.table_named(attachment_named.name)
-           OR right(a.name, length(attachment_named.name) + 1) = '.' || attachment_named.name) AS f
-    WHERE f.is_it OR f.was_it OR f.existing <= 1
-    ORDER BY f.is_it DESC, f.was_it DESC, f.exists DESC, f.source_id DESC LIMIT 1);
+    RETURN (
+        SELECT CASE WHEN count(*) = 1 OR bool_or(f.rank = 1) THEN (array_agg(f.source_id ORDER BY f.rank))[1] END FROM (
+            SELECT a.source_id, CASE WHEN a.name = wanted THEN 1 ELSE 2 END AS rank
+            FROM tokenkeeper.attachment AS a LEFT JOIN pg_class AS c ON c.oid = a.table_id LEFT JOIN pg_roles AS o ON o.rolname = a.attached_by
+            WHERE (a.name = wanted OR a.table_id = of_table OR right(a.name, length(wanted) + 1) = '.' || wanted)
+              -- Nobody hides an attachment of others by its name. A table that was dropped has no owner.
+              AND pg_has_role(session_user, coalesce(c.relowner, o.oid), 'MEMBER')) AS f);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_named(text) IS
-    'The source_id of the attached table of that name: its present one, or the one that it had when it was attached, for it may have been dropped. The schema '
-    'may be left out if only one attached table has the name. Null if there is none.';
+    'The source_id of the attachment of that name, or of the only one of the table of that name; the schema may be left out if that leaves no doubt. Null if there '
+    'is none.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.raise_not_attached(name text) RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    several text := (SELECT string_agg(a.name, ', ' ORDER BY a.name) FROM tokenkeeper.attachment AS a
+                     WHERE a.table_id = tokenkeeper.table_named(raise_not_attached.name));
+BEGIN
+    RAISE EXCEPTION '% is not attached%', coalesce(quote_literal(left(raise_not_attached.name, 200)), 'null'), coalesce(' under this name, but as ' || several, '')
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.raise_not_attached(text) IS 'Raises 22023 for a name that is none of an attachment, or of a table with several.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_owner_session(attached regclass) RETURNS void
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    owner_id oid := (SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE c.oid = attached);
+    owner_id oid := (SELECT c.relowner FROM pg_class AS c WHERE c.oid = attached);
     owner_name name := pg_get_userbyid(owner_id);
     too_much text;
 BEGIN
@@ -72,26 +104,30 @@ BEGIN
             HINT = 'Connect as the owner of the table.';
     END IF;
     -- The login counts: code of the table may RESET ROLE, or RESET SESSION AUTHORIZATION.
-    IF (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.oid = owner_id) THEN
+    IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = owner_id) THEN
         RAISE EXCEPTION '% belongs to the superuser %', attached, owner_name USING ERRCODE = 'insufficient_privilege',
             HINT = 'Its triggers would run with all rights. Give the table to the role of the application: ALTER TABLE ... OWNER TO.';
     END IF;
     IF EXISTS (
-        SELECT FROM pg_catalog.pg_roles AS r
-        WHERE r.rolsuper AND (r.rolname = session_user OR r.oid = (SELECT a.usesysid FROM pg_catalog.pg_stat_get_activity(pg_backend_pid()) AS a))) THEN
+        SELECT FROM pg_roles AS r
+        WHERE r.rolsuper AND (r.rolname = session_user OR r.oid = (SELECT a.usesysid FROM pg_stat_get_activity(pg_backend_pid()) AS a))) THEN
         RAISE EXCEPTION 'the login of this session is a superuser, and % belongs to %', attached, owner_name USING ERRCODE = 'insufficient_privilege',
             HINT = 'Code of the table would run with all rights. Connect as the owner of the table; SET ROLE is not enough.';
     END IF;
-    SELECT string_agg(quote_ident(o.rolname), ', ' ORDER BY o.rolname) INTO too_much FROM pg_catalog.pg_roles AS o
+    SELECT string_agg(quote_ident(o.rolname), ', ' ORDER BY o.rolname) INTO too_much FROM pg_roles AS o
     WHERE o.rolname <> session_user AND pg_has_role(session_user, o.oid, 'MEMBER') AND NOT pg_has_role(owner_id, o.oid, 'MEMBER');
     -- With CREATEROLE, for example, the code could make the owner a member of our roles.
     IF too_much IS NULL AND EXISTS (
-        SELECT FROM pg_catalog.pg_roles AS l CROSS JOIN pg_catalog.pg_roles AS w
+        SELECT FROM pg_roles AS l CROSS JOIN pg_roles AS w
         WHERE l.rolname = session_user AND w.oid = owner_id
           AND (l.rolcreaterole > w.rolcreaterole OR l.rolcreatedb > w.rolcreatedb OR l.rolreplication > w.rolreplication OR l.rolbypassrls > w.rolbypassrls)) THEN
         RAISE EXCEPTION '% may create roles or databases, replicate or bypass row-level security, and the owner of %, %, may not',
             session_user, attached, owner_name USING ERRCODE = 'insufficient_privilege',
                   HINT = 'Code of the table would run with rights that its owner lacks. Connect as the owner of the table; SET ROLE is not enough.';
+    END IF;
+    IF too_much IS NULL AND has_table_privilege(session_user, 'tokenkeeper.ledger', 'SELECT, INSERT, UPDATE, DELETE')
+        AND NOT has_table_privilege(owner_id, 'tokenkeeper.ledger', 'SELECT, INSERT, UPDATE, DELETE') THEN
+        too_much := 'a role with rights on tokenkeeper.ledger';
     END IF;
     IF too_much IS NOT NULL THEN
         RAISE EXCEPTION '% is a member of %, and the owner of %, %, is not', session_user, too_much, attached, owner_name
@@ -102,7 +138,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
     'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner, neither is a superuser, and the login has no '
-    'role and no right to create roles or databases, to replicate or to bypass row-level security that the owner lacks. The login counts, not the role that '
+    'role and no right to create roles or databases, to replicate, to bypass row-level security or on the ledger that the owner lacks. The login counts, not the role that '
     'it has set.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attached_name(name text, changed oid) RETURNS void
@@ -151,16 +187,18 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.bound_attachment_failure() IS
     'Keeps attachment_failure small: SQLSTATE and a name have a length, and a source has no more rows than 100, apart from those of open transactions.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.attached_row_fault(environment text, topic text, token text, registered_at timestamptz) RETURNS text
-LANGUAGE sql
+CREATE OR REPLACE FUNCTION tokenkeeper.stray_triggers(of_table regclass) RETURNS text[]
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE
-        WHEN tokenkeeper.parse_token(token) IS NULL THEN tokenkeeper.token_fault(token)
-        ELSE coalesce(tokenkeeper.environment_fault(environment), tokenkeeper.topic_fault(topic),
-            -- Otherwise each backfill would register the row again.
-            CASE WHEN registered_at > clock_timestamp() + interval '1 minute' THEN 'registered_at is ' || registered_at || ', which is in the future' END)
-    END
+BEGIN
+    RETURN ARRAY(
+        SELECT t.tgname::text FROM pg_trigger AS t
+        WHERE t.tgrelid = of_table AND t.tgparentid = 0 AND t.tgname COLLATE "C" ~ '^tokenkeeper_(insert|update|delete)_[0-9]+$'
+          AND NOT EXISTS (SELECT FROM tokenkeeper.attachment AS a
+                          WHERE a.table_id = of_table AND a.source_id::text = substring(t.tgname COLLATE "C" FROM '[0-9]+$'))
+        ORDER BY t.tgname);
+END
 $$;
-COMMENT ON FUNCTION tokenkeeper.attached_row_fault(text, text, text, timestamptz) IS
-    'Why a row of an attached table cannot be registered, in words; null if it can. For rows that have a token.';
+COMMENT ON FUNCTION tokenkeeper.stray_triggers(regclass) IS
+    'The triggers of a table that attach has generated and that belong to no attachment of this database: a dump from elsewhere has brought them.';

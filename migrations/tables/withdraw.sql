@@ -19,15 +19,15 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'See tokenkeeper.registration_source. A member of tokenkeeper_operator may withdraw the sources of others, too.';
     END IF;
-    IF known.kind = 'attachment' THEN
-        RAISE EXCEPTION 'source % is the attached table %, expected a backfill or an import', known.source_id, known.name
+    IF known.kind IN ('attachment', 'repair') THEN
+        RAISE EXCEPTION 'source % is the % of %, expected a backfill or an import', known.source_id, known.kind, known.name
             USING ERRCODE = 'invalid_parameter_value', HINT = 'To undo logouts of an attached table, use tokenkeeper.reinstate.';
     END IF;
     RETURN known;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdrawable_source(bigint) IS
-    'The source that withdraw is to undo. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table.';
+    'The source that withdraw is to undo. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table or a repair.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_to_keep(source tokenkeeper.registration_source, of_topic integer, key bytea) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -48,23 +48,17 @@ BEGIN
     END IF;
     SELECT e.* INTO made FROM tokenkeeper.token_event_log AS e
     WHERE e.token_key = key AND e.topic_id = of_topic AND e.source_id = source.source_id ORDER BY e.event_id LIMIT 1;
-    IF NOT FOUND THEN
-        -- Of a backfill, a 410 may be all that has come of a row: its events name no source. When it was received is judged below.
-        IF source.kind <> 'backfill' OR known.registered_at > '-infinity' OR known.stale_at IS NULL OR known.unregistered_by_app_at IS NOT NULL THEN
-            RETURN 'it was known before';
-        END IF;
-    ELSIF made.registered_before IS NOT NULL
+    IF NOT FOUND OR made.registered_before IS NOT NULL
         OR NOT (made.event = 'registered' OR (made.event = 'unregistered_by_app' AND made.registered_after IS NULL)) THEN
         RETURN 'it was known before';
     END IF;
-    -- Tags say nothing about the token. 410s are judged by when they were received, below; and which token of a device is current, by what is so now.
+    -- Tags say nothing about the token; and which token of a device is current is judged by what is so now.
     SELECT CASE o.event WHEN 'registered' THEN 'it has been registered otherwise' WHEN 'revived' THEN 'it has been registered since'
                         WHEN 'unregistered_by_app' THEN 'it has been unregistered otherwise' WHEN 'reinstated' THEN 'it has been reinstated'
                         WHEN 'pruned' THEN 'it was pruned before, and is known again' ELSE 'APNs has responded to a push to it' END
     INTO other FROM tokenkeeper.token_event_log AS o
     WHERE o.token_key = key AND o.topic_id = of_topic AND o.source_id IS DISTINCT FROM source.source_id
       AND o.event NOT IN ('superseded', 'tagged') AND (o.event, o.cause) <> ('revived', 'moved')
-      AND NOT (o.event IN ('invalidated', 'late_feedback_ignored') AND o.cause = 'stale')
       -- Before a withdrawal, nothing but the withdrawn source had touched the token.
       AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS w
                       WHERE w.token_key = key AND w.topic_id = of_topic AND w.event = 'pruned' AND w.cause = 'withdrawn' AND w.event_id >= o.event_id)
@@ -79,13 +73,9 @@ BEGIN
     IF known.unregistered_by_app_at > limit_of THEN
         RETURN 'it has been unregistered since';
     END IF;
-    IF EXISTS (SELECT FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = key)
-        OR EXISTS (SELECT FROM tokenkeeper.receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key AND (r.cause = 'suspect' OR (
-                   -- The 410s that came while the source ran are its own: what it knew to be stale.
-                   r.cause = 'stale' AND r.received_at NOT BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()))))
-        OR known.suspect_at IS NOT NULL
-        OR (known.stale_at IS NOT NULL AND NOT EXISTS (
-            SELECT FROM tokenkeeper.receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key AND r.cause = 'stale')) THEN
+    IF known.stale_at IS NOT NULL OR known.suspect_at IS NOT NULL
+        OR EXISTS (SELECT FROM tokenkeeper.held_result AS h WHERE h.topic_id = of_topic AND h.token_key = key)
+        OR EXISTS (SELECT FROM tokenkeeper.receipt AS r WHERE r.topic_id = of_topic AND r.token_key = key AND r.cause IN ('suspect', 'stale')) THEN
         RETURN 'APNs has responded to a push to it';
     END IF;
     -- Another token of its device has superseded it since: one that the source did not make.
@@ -103,38 +93,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) IS
     'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.only_stale_tokens(source tokenkeeper.registration_source, max_tokens integer)
-RETURNS TABLE (topic_id integer, token_key bytea)
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-SET jit = off
-AS $$
-#variable_conflict use_column
-BEGIN
-    IF source.kind <> 'backfill' THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-        SELECT t.topic_id, r.token_key
-        FROM tokenkeeper.topic AS t
-        CROSS JOIN LATERAL (
-            SELECT DISTINCT s.token_key FROM tokenkeeper.receipt AS s
-            WHERE s.topic_id + 0 = t.topic_id AND s.cause = 'stale'
-              AND s.received_at BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp())) AS r
-        CROSS JOIN LATERAL (
-            SELECT FROM tokenkeeper.ledger AS k
-            WHERE k.topic_id = t.topic_id AND k.token_key = r.token_key AND k.registered_at = '-infinity' OFFSET 0) AS l
-        WHERE NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e
-                          WHERE e.token_key = r.token_key AND e.topic_id = t.topic_id AND e.source_id = source.source_id)
-          AND tokenkeeper.reason_to_keep(source, t.topic_id, r.token_key) IS NULL
-        ORDER BY 1, 2 LIMIT max_tokens;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.only_stale_tokens(tokenkeeper.registration_source, integer) IS
-    'The tokens of which the ledger knows nothing but 410s that were received while this backfill ran: their registrations were rejected or are held, or '
-    'the 410s came after withdraw had removed the tokens. No event of theirs names the source.';
-
 CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source_id bigint)
 RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -146,9 +104,7 @@ DECLARE
 BEGIN
     RETURN QUERY
         SELECT t.environment, t.topic, encode(m.token_key, 'hex'), l.device_id::text, tokenkeeper.reason_to_keep(known, m.topic_id, m.token_key)
-        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source_id
-              UNION ALL
-              SELECT o.topic_id, o.token_key FROM tokenkeeper.only_stale_tokens(known, NULL) AS o) AS m
+        FROM (SELECT DISTINCT e.topic_id, e.token_key FROM tokenkeeper.token_event_log AS e WHERE e.source_id = made_by.source_id) AS m
         JOIN tokenkeeper.topic AS t USING (topic_id)
         JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
         ORDER BY m.topic_id, m.token_key;
@@ -217,24 +173,6 @@ COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source,
     'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and settles their devices. '
     'Leaves those that an application has locked. Returns how many it removed.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.queued_by(source tokenkeeper.registration_source) RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (
-        SELECT count(*) FROM (
-            (SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = source.source_id LIMIT 10000)
-            UNION ALL
-            -- What it knew to be stale. Recorded later, these 410s would make its tokens known again.
-            (SELECT FROM tokenkeeper.send_result AS r
-             WHERE source.kind = 'backfill' AND r.status = '410' COLLATE "C"
-               AND r.queued_at BETWEEN source.started_at AND coalesce(source.finished_at, source.withdrawn_at, clock_timestamp()) LIMIT 10000)
-            LIMIT 10000) AS r);
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.queued_by(tokenkeeper.registration_source) IS 'Internal: how many rows of a source the queues still have; 10000 for more.';
-
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
     source_id bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
     OUT withdrawn bigint, OUT kept bigint, OUT queued bigint, OUT reached bigint)
@@ -250,7 +188,6 @@ DECLARE
     keys bytea[];
     events bigint;
     examined bigint;
-    removed bigint;
 BEGIN
     IF withdraw.max_events < 1 OR withdraw.after IS NULL THEN
         RAISE EXCEPTION 'after is %, and max_events is %, expected what the last call has reached, or 0, and at least 1, or null',
@@ -273,7 +210,7 @@ BEGIN
         END IF;
     END IF;
     IF withdraw.after <= 0 THEN
-        queued := tokenkeeper.queued_by(known);
+        queued := (SELECT count(*) FROM (SELECT FROM tokenkeeper.registration AS r WHERE r.source_id = known.source_id LIMIT 10000) AS q);
         IF queued > 0 AND NOT withdraw.dry_run THEN
             reached := 0;
             RETURN;
@@ -300,23 +237,6 @@ BEGIN
         UPDATE tokenkeeper.operation AS o SET rows = o.rows + withdrawn WHERE o.operation = 'withdrawn' AND o.message = words;
     END IF;
     kept := examined - withdrawn;
-    IF reached IS NULL THEN
-        -- In the end, those that only 410s name. A dry run counts them all at once.
-        SELECT count(*), array_agg(o.topic_id), array_agg(o.token_key) INTO events, topics, keys
-        FROM tokenkeeper.only_stale_tokens(known, CASE WHEN NOT withdraw.dry_run THEN withdraw.max_events END) AS o;
-        removed := events;
-        IF events > 0 AND NOT withdraw.dry_run THEN
-            removed := tokenkeeper.withdraw_tokens(known, topics, keys);
-            UPDATE tokenkeeper.operation AS o SET rows = o.rows + removed WHERE o.operation = 'withdrawn' AND o.message = words;
-            IF events = withdraw.max_events AND removed > 0 THEN
-                -- The next call finds no more events, and then the rest of these.
-                reached := 9223372036854775807;
-            ELSE
-                kept := kept + events - removed;
-            END IF;
-        END IF;
-        withdrawn := withdrawn + removed;
-    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS

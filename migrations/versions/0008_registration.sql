@@ -4,7 +4,7 @@
 
 CREATE TABLE tokenkeeper.registration_source (
     source_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'import')),
+    kind         text NOT NULL CHECK (kind IN ('attachment', 'backfill', 'import', 'repair')),
     name         text NOT NULL,
     started_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     finished_at  timestamptz,
@@ -13,17 +13,17 @@ CREATE TABLE tokenkeeper.registration_source (
     position     text,
     queued       bigint NOT NULL DEFAULT 0,
     refused      bigint NOT NULL DEFAULT 0,
-    attachment   bigint CHECK ((attachment IS NOT NULL) = (kind = 'backfill'))
+    attachment   bigint CHECK ((attachment IS NOT NULL) = (kind IN ('backfill', 'repair')))
 );
 COMMENT ON TABLE tokenkeeper.registration_source IS
-    'Where queued registrations come from, if not from the application itself: an attached table, a backfill of one, or a file. '
+    'Where queued registrations come from, if not from the application itself: an attached table, a backfill or a check of one, or a file. '
     'A login sees the sources that it has begun; operators, readers and the daemon see all.';
-COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The table, or the file.';
+COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The attachment, or the file.';
 COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When an undo began, which ends the source; see withdraw.';
 COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: up to here everything is queued or refused.';
 COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued so far.';
 COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused so far.';
-COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'The source_id of the attachment whose table a backfill reads.';
+COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'The source_id of the attachment whose table a backfill reads, or a check repairs.';
 ALTER TABLE tokenkeeper.registration_source ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_source ON tokenkeeper.registration_source FOR SELECT USING (
     done_by = session_user OR EXISTS (
@@ -41,6 +41,7 @@ CREATE TABLE tokenkeeper.registration (
     unregistered     boolean,
     source_id        bigint,
     returned         boolean,
+    row_key          text,
     -- Internal from here on: not granted to applications.
     queued_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- As in send_result.
@@ -66,6 +67,7 @@ COMMENT ON COLUMN tokenkeeper.registration.returned IS
     'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at says nothing then. Null means false.';
 COMMENT ON COLUMN tokenkeeper.registration.source_id IS
     'Null for rows of the application. Otherwise the registration_source: logouts then pass the mass-failure guard, and can be undone.';
+COMMENT ON COLUMN tokenkeeper.registration.row_key IS 'The key of the row of an attached table, as text; of several columns, a JSON array. So that a rejected row is found.';
 COMMENT ON COLUMN tokenkeeper.registration.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released rows keep it.';
 COMMENT ON COLUMN tokenkeeper.registration.partition_number IS 'Internal: the partition. The clock chooses 0 to 7; 8 is registration_retry.';
@@ -110,14 +112,19 @@ CREATE TABLE tokenkeeper.rejected_registration (
     unregistered  boolean,
     source_id     bigint,
     returned      boolean,
+    row_key       text,
+    attachment    bigint,
     queued_at     timestamptz NOT NULL,
     attempts      smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_registration IS
     'Registrations that could not be understood, or that the database refused, complete as they were queued; of one of more than 16 MiB, the first 1024 '
     'characters of each text. The sweep deletes them after '
-    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted.';
+    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted; of an attached table, beyond 10,000.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
+COMMENT ON COLUMN tokenkeeper.rejected_registration.row_key IS 'The key of the row of the attached table.';
+COMMENT ON COLUMN tokenkeeper.rejected_registration.attachment IS
+    'The attachment that the row came from, also through a backfill. What it has reported and is kept here is not rejected a second time.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued before; null for never.';
 
 CREATE TABLE tokenkeeper.dropped_registration (
@@ -129,6 +136,22 @@ COMMENT ON TABLE tokenkeeper.dropped_registration IS
     'How many rejected registrations were counted and not kept, because there were more than drain.rejected_per_hour: a row for each batch that had '
     'some, kept for sweep.event_retention.';
 
+CREATE TABLE tokenkeeper.amended_registration (
+    hour          timestamptz NOT NULL,
+    source_id     bigint,
+    registrations bigint NOT NULL CHECK (registrations > 0),
+    example       text NOT NULL
+);
+ALTER TABLE tokenkeeper.amended_registration REPLICA IDENTITY FULL;
+COMMENT ON TABLE tokenkeeper.amended_registration IS
+    'Registrations of which a device, a user or a tag could not be kept: they count without it. A row for each batch and source that had some, kept for '
+    'sweep.event_retention.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.source_id IS 'The registration_source; null for rows of the application.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the key of its row if there is one.';
+
 CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS
     'What the last hour added, for drain.rejected_per_hour. Registrations that an operator has requeued do not count.';
+
+CREATE INDEX rejected_registration_value ON tokenkeeper.rejected_registration (attachment, (md5(token) COLLATE "C")) WHERE attachment IS NOT NULL;
+COMMENT ON INDEX tokenkeeper.rejected_registration_value IS 'Whether a value of an attached table has been rejected before.';

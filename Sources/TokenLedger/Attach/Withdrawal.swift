@@ -83,7 +83,7 @@ public struct Withdrawal: Sendable {
             SELECT s.source_id, s.kind, s.name, \(inUTC("s.started_at")),
                    CASE WHEN s.withdrawn_at IS NOT NULL THEN 'withdrawn' WHEN s.finished_at IS NOT NULL THEN 'finished' ELSE 'unfinished' END,
                    s.queued, s.refused
-            FROM tokenkeeper.registration_source AS s WHERE s.kind <> 'attachment' ORDER BY s.source_id DESC LIMIT 20
+            FROM tokenkeeper.registration_source AS s WHERE s.kind IN ('backfill', 'import') ORDER BY s.source_id DESC LIMIT 20
             """
         ).decode { row throws(DatabaseError) in
             Source(

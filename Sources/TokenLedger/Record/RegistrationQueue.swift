@@ -6,7 +6,7 @@ struct RegistrationQueue: Queue {
     let columns: String = (Self.texts + ["tags"] + Self.others).joined(separator: ", ")
     let rejectedTable = "tokenkeeper.rejected_registration"
 
-    private static let texts = ["environment", "topic", "token", "device_id", "user_id"]
+    private static let texts = ["environment", "topic", "token", "device_id", "user_id", "row_key"]
     private static let others = ["registered_at", "unregistered", "source_id", "returned", "queued_at", "attempts"]
 
     /// Of the tags, the size as stored, which may be compressed: an array has no length that could be computed without fetching it.

@@ -8,7 +8,7 @@ struct StatusWarning {
     var patience: Duration = .zero
 
     static let all = [
-        doubtful, deadRows, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, sequences,
+        amended, doubtful, deadRows, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, sequences,
         transactionIDs, unregistered,
     ]
 
@@ -151,6 +151,17 @@ struct StatusWarning {
             FROM tokenkeeper.dropped_registration AS d
             WHERE d.hour > now() - interval '2 hours'
             HAVING count(*) > 0
+            """)
+
+    private static let amended = StatusWarning(
+        name: "amended registrations",
+        statement: """
+            SELECT translate(format('%s of the last day%s without what could not be kept, such as: %s',
+                CASE sum(a.registrations) WHEN 1 THEN '1 registration' ELSE sum(a.registrations) || ' registrations' END,
+                coalesce(' from ' || s.kind || ' ' || s.name, ''), min(a.example)), '`', '''')
+            FROM tokenkeeper.amended_registration AS a LEFT JOIN tokenkeeper.registration_source AS s USING (source_id)
+            WHERE a.hour > now() - interval '1 day'
+            GROUP BY s.kind, s.name ORDER BY sum(a.registrations) DESC
             """)
 
     private static let published = StatusWarning(

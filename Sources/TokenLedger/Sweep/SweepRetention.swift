@@ -100,6 +100,7 @@ extension Sweep {
         }
         for (table, condition, retention) in [
             ("tokenkeeper.operation", "r.at < now() - $1 * interval '1 microsecond'", plan.eventRetention),
+            ("tokenkeeper.amended_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.dropped_registration", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.token_count_hour", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),
             ("tokenkeeper.suppression_count", "r.hour < now() - $1 * interval '1 microsecond'", plan.eventRetention),

@@ -14,72 +14,64 @@ import Testing
 
     @Test func `a dry run names everything that is wrong, and changes nothing`() throws {
         let devices = try AttachedDevices()
+        let rest = "registered_at => 'last_seen'"
         let cases = [
+            ("token => '\"Push_Token\"', topic => 'bundle_id', \(rest)", "the table has 'push_token'"),
+            ("token => 'badge', topic => 'bundle_id', \(rest)", "'badge': is of type integer, expected text or bytea"),
             (
-                "token => 'Push_Token', topic => 'bundle_id', registered_at => 'last_seen'",
-                "has no column 'Push_Token' (there is 'push_token'"
-            ),
-            (
-                "token => 'badge', topic => 'bundle_id', registered_at => 'last_seen'",
-                "token: column 'badge' is of type integer, expected text or bytea"
-            ),
-            (
-                "token => 'bundle_id', topic => 'bundle_id', registered_at => 'last_seen'",
+                "token => 'bundle_id', topic => 'bundle_id', \(rest)",
                 "CREATE INDEX CONCURRENTLY ON app.devices (bundle_id);"
             ),
-            ("token => 'push_token', registered_at => 'last_seen'", "expected either topic"),
-            ("token => 'push_token', topic => 'bundle_id'", "revive => 'by register only'"),
             (
-                "token => 'push_token', topic => 'bundle_id', registered_at => 'badge'",
-                "expected timestamp with time zone"
+                "token => 'push_token', topic => 'com.example.app'",
+                "a constant is written as in SQL: '''com.example.app'''"
+            ),
+            ("token => 'push_token', topic => $$''$$", "topic: topic is missing"),
+            ("token => 'push_token', topic => 'badge'", "CASE badge WHEN 1 THEN 'com.example.app' END"),
+            ("token => 'push_token', topic => 'bundle_id', environment => $$'dev'$$", "environment is 'dev', expected"),
+            ("token => 'push_token', topic => 'bundle_id', registered_at => 'badge'", "to_timestamp((badge) / 1000.0)"),
+            ("token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen::date'", "AT TIME ZONE 'UTC'"),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), on_delete => 'cascade'", "on_delete is 'cascade'"),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), name => 'a.b'", "name is 'a.b', expected"),
+            (
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'badge'",
+                "is of type integer, expected boolean"
             ),
             (
-                "token => 'push_token', topic_value => 't', revive => 'by register only', device_id => 'device'",
-                "Pass device_id to register"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', environment => 'badge'",
-                "or write a map of its values"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', environment => '{\"column\": \"badge\", \"1\": \"dev\"}'",
-                "expected {\"column\": \"NAME\""
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', environment => '{badge'",
-                "which is not JSON"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', on_delete => 'cascade'",
-                "on_delete is 'cascade'"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'badge'",
-                "it is of type integer, expected boolean"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'gone'",
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'gone'",
                 "column \"gone\" does not exist"
             ),
             (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'logged_out_at < now()'",
-                "expected an immutable expression"
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'logged_out_at < clock_timestamp()'",
+                "it calls clock_timestamp, which is volatile"
+            ),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), filter => 'random() < 0.5'", "it calls random"),
+            (
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'count(*) > 1'",
+                "it has an aggregate"
             ),
             (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'count(*) > 1'",
-                "without a subquery or an aggregate"
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'row_number() OVER () > 1'",
+                "it has a window function"
             ),
             (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'EXISTS (SELECT 1)'",
-                "without a subquery or an aggregate"
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'EXISTS (SELECT FROM app.devices AS d WHERE d.badge > 0)'",
+                "it has a subquery; write what depends on another table into a column"
+            ),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), tags => 'unnest(tags)'", "it returns a set"),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), user_id => '$1'", "there is no parameter $1"),
+            (
+                "token => 'push_token', topic => 'bundle_id', \(rest), user_id => 'r::text'",
+                "column \"r\" does not exist"
+            ),
+            ("token => 'push_token', topic => 'bundle_id', \(rest), user_id => 'devices.xmin::text'", "devices"),
+            (
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'true) FROM app.devices; DROP TABLE app.devices; --'",
+                "logged_out:"
             ),
             (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'true) FROM app.devices; DROP TABLE app.devices; --'",
-                "unregistered:"
-            ),
-            (
-                "token => 'push_token', topic_value => 't', registered_at => 'last_seen', unregistered => 'true'",
-                "it refers to no column"
+                "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'true) AS a FROM app.devices AS r CROSS JOIN (SELECT'",
+                "logged_out:"
             ),
         ]
         for (arguments, expected) in cases {
@@ -88,9 +80,11 @@ import Testing
             #expect(said.contains("error|") && said.contains(expected), "\(arguments): \(said)")
             #expect(failure { try devices.attach(arguments: arguments) }.contains(expected), "\(arguments)")
         }
-        let plan = try devices.app(
-            "SELECT kind, detail FROM tokenkeeper.attach('app.devices', \(AttachedDevices.arguments), dry_run => true)")
-        #expect(plan.contains("sql|CREATE TRIGGER tokenkeeper_insert_N") && !plan.contains("error|"), "\(plan)")
+        let plan =
+            "SELECT kind, detail FROM tokenkeeper.attach('app.devices', \(AttachedDevices.arguments), dry_run => true"
+        #expect(try devices.app("\(plan))") == "")
+        let verbose = try devices.app("\(plan), verbose => true)")
+        #expect(verbose.contains("sql|CREATE TRIGGER tokenkeeper_insert_N"), "\(verbose)")
         #expect(
             try devices.app(
                 "SELECT count(*) FROM pg_proc WHERE proname LIKE 'tokenkeeper!_%' ESCAPE '!' AND pronamespace = 'app'::regnamespace"
@@ -121,33 +115,18 @@ import Testing
         #expect(failure { try devices.attach() }.contains("row-level security is forced"))
         try devices.app("ALTER TABLE app.devices NO FORCE ROW LEVEL SECURITY")
         try devices.attach()
-        #expect(failure { try devices.attach() }.contains("attached already"))
+        #expect(failure { try devices.attach() }.contains("there is an attachment app.devices already"))
     }
 
-    @Test func `a named column cannot be dropped or retyped until detach, which leaves no trace`() throws {
+    @Test func `detach leaves no trace`() throws {
         let devices = try AttachedDevices()
         let trace = "SELECT count(*) FROM pg_depend WHERE refobjid IN ('app.devices'::regclass, 'app'::regnamespace)"
         let before = try devices.app(trace)
         try devices.attach("on_delete => 'unregister'")
-        for column in ["push_token", "bundle_id", "last_seen", "device", "user_id", "tags", "logged_out_at"] {
-            #expect(
-                failure { try devices.app("ALTER TABLE app.devices DROP COLUMN \(column)") }.contains(
-                    "cannot drop column"), "\(column)")
-            #expect(
-                failure {
-                    try devices.app(
-                        "ALTER TABLE app.devices ALTER \(column) DROP DEFAULT, ALTER \(column) TYPE bytea USING NULL")
-                }.contains(
-                    "cannot alter type"), "\(column)")
-        }
-        try devices.app("ALTER TABLE app.devices DROP COLUMN badge, ADD COLUMN other integer")
-        try devices.app("ALTER TABLE app.devices DROP COLUMN other")
-        try devices.app("ALTER TABLE app.devices RENAME COLUMN user_id TO account")
-        try devices.app("ALTER TABLE app.devices RENAME COLUMN account TO user_id")
         try devices.app("SELECT tokenkeeper.detach('app.devices')")
         #expect(try devices.app("SELECT count(*) FROM tokenkeeper.attachment") == "0")
         #expect(try devices.app("SELECT count(*) FROM pg_proc WHERE pronamespace = 'app'::regnamespace") == "0")
-        #expect(Int(try devices.app(trace)).map { $0 + 1 } == Int(before), "the default of badge is gone")
+        #expect(try devices.app(trace) == before)
         #expect(failure { try devices.app("SELECT tokenkeeper.detach('app.devices')") }.contains("is not attached"))
         // What was queued before is applied.
         try devices.attach()
@@ -180,7 +159,7 @@ import Testing
         try devices.app("ALTER FUNCTION app.tokenkeeper_insert_\(source)() SECURITY INVOKER")
         #expect(
             try devices.database.psql(fault, user: "a_daemon")
-                == "a function is not SECURITY DEFINER, or belongs to another role than the table: tokenkeeper_insert_\(source); detach the table and attach it again"
+                == "a function was replaced, is not SECURITY DEFINER, or belongs to another role than the table: tokenkeeper_insert_\(source); detach the table and attach it again"
         )
         try devices.app("ALTER FUNCTION app.tokenkeeper_insert_\(source)() SECURITY DEFINER")
         try devices.database.psql(fault, user: "a_daemon")

@@ -6,7 +6,7 @@ struct AttachedDevices {
 
     static let arguments = """
         token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', device_id => 'device', user_id => 'user_id', \
-        tags => 'tags', unregistered => 'logged_out_at IS NOT NULL'
+        tags => 'tags', logged_out => 'logged_out_at IS NOT NULL'
         """
 
     /// - Parameters:
@@ -55,6 +55,17 @@ struct AttachedDevices {
             WITH gone AS (DELETE FROM tokenkeeper.registration RETURNING *)
             SELECT FROM tokenkeeper.apply_registrations((SELECT array_agg(g::tokenkeeper.registration) FROM gone AS g), 1000000, 0.5, 1000)
             """)
+    }
+
+    /// Applies what is queued one by one, the last row first: the order does not matter.
+    func drainBackwards() throws {
+        while try database.psql("SELECT count(*) FROM tokenkeeper.registration") != "0" {
+            try database.psql(
+                """
+                WITH gone AS (DELETE FROM tokenkeeper.registration WHERE queued_at = (SELECT max(queued_at) FROM tokenkeeper.registration) RETURNING *)
+                SELECT FROM tokenkeeper.apply_registrations((SELECT array_agg(g::tokenkeeper.registration) FROM gone AS g), 1000000, 0.5, 1000)
+                """)
+        }
     }
 
     /// The state of each token, by its first four characters.

@@ -82,11 +82,19 @@ import Testing
         try devices.attach()
         try login("\(right) IN ROLE a_app", in: devices.database) { name in
             for call in [
-                "tokenkeeper.begin_backfill('app.devices')", "tokenkeeper.attach('app.devices', 'push_token')",
+                "tokenkeeper.begin_backfill('app.devices')",
+                "tokenkeeper.attach('app.devices', 'push_token', 'bundle_id')",
             ] {
                 let error = failure { try devices.database.psql("SELECT FROM \(call)", user: name) }
                 #expect(error.contains("and the owner of app.devices, a_app, may not"), "\(call): \(error)")
             }
+        }
+        try login("IN ROLE a_app", in: devices.database) { name in
+            try devices.database.psql("GRANT SELECT ON tokenkeeper.ledger TO \(name)", user: "owner")
+            let error = failure {
+                try devices.database.psql("SELECT FROM tokenkeeper.begin_backfill('app.devices')", user: name)
+            }
+            #expect(error.contains("is a member of a role with rights on tokenkeeper.ledger"), "\(error)")
         }
         try login("IN ROLE a_app, pg_read_all_data", in: devices.database) { name in
             let error = failure {
@@ -96,43 +104,19 @@ import Testing
         }
     }
 
-    @Test func `a backfill does not call a function that the owner of the schema has put in place of the table's`()
-        throws
-    {
-        let devices = try AttachedDevices()
-        let attachment = try devices.attach()
-        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
-        try devices.database.psql(
-            """
-            DROP FUNCTION app.tokenkeeper_read_\(attachment)(text, integer);
-            CREATE FUNCTION app.tokenkeeper_read_\(attachment)(text, integer) RETURNS TABLE (key text, environment text, topic text, token text,
-                registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz)
-            LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''trapped''; END'
-            """, user: "postgres")
-        let error = failure { try devices.app("SELECT FROM tokenkeeper.backfill_next(\(source))") }
-        #expect(error.contains("does not belong to its owner"), "\(error)")
-    }
-
-    @Test func `rows of a backfill that are too long are refused by their sizes, and cut`() throws {
+    @Test func `a backfill does not execute the expressions of a former owner`() throws {
         let devices = try AttachedDevices()
         try devices.attach()
-        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
-        let counts = try devices.app(
-            """
-            SELECT queued, refused FROM tokenkeeper.store_backfill(\(source), false, '{1,2,3}', '{production,production,production}', '{t,t,t}',
-                ARRAY[repeat('ab', 9000000), repeat('ab', 32), repeat('cd', 32)], ARRAY[now(), now(), now()], '{NULL,NULL,NULL}', '{NULL,NULL,NULL}',
-                ARRAY[NULL, (SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 40000) AS i), NULL], '{f,f,f}', '{NULL,NULL,NULL}')
-            """)
-        #expect(counts == "1|2")
-        let kept = try devices.database.psql(
-            "SELECT octet_length(token), tags IS NULL, left(error, 60) FROM tokenkeeper.rejected_registration ORDER BY 1"
-        )
-        #expect(
-            kept.wholeMatch(
-                of:
-                    #/64\|t\|tags takes \d+ bytes, expected at most 1048576; row '2' \n1024\|t\|the row is too long: 180000\d\d bytes, expected at most .*/#
-            )
-                != nil, "\(kept)")
+        try login("IN ROLE tokenkeeper_app", in: devices.database) { heir in
+            try devices.database.psql(
+                "ALTER TABLE app.devices OWNER TO \(heir); GRANT USAGE ON SCHEMA app TO \(heir)", user: "postgres")
+            let source = try devices.database.psql(
+                "SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')", user: heir)
+            let error = failure {
+                try devices.database.psql("SELECT FROM tokenkeeper.backfill_next(\(source))", user: heir)
+            }
+            #expect(error.contains("had another owner when it was attached"), "\(error)")
+        }
     }
 
     @Test func `the daemon's look at attached tables waits for no lock of their owners`() throws {
@@ -196,7 +180,7 @@ import Testing
             .joined())
         for number in 1...4 {
             try devices.app(
-                "SELECT FROM tokenkeeper.attach('app.a\(number)', 'push_token', topic_value => 't', revive => 'by register only'); ALTER TABLE app.a\(number) DISABLE TRIGGER ALL"
+                "SELECT FROM tokenkeeper.attach('app.a\(number)', 'push_token', $$'t'$$); ALTER TABLE app.a\(number) DISABLE TRIGGER ALL"
             )
         }
         var daemon = try devices.database.connect(user: "a_daemon")
@@ -212,18 +196,38 @@ import Testing
                 """, "\(warnings)")
     }
 
-    @Test func `a plan with more columns than a table can have is refused`() throws {
+    @Test func `a plan that attach cannot have made is refused`() throws {
         let devices = try AttachedDevices()
-        let error = failure {
-            try devices.app(
-                """
-                SELECT tokenkeeper.check_attachment_plan('app.devices', jsonb_build_object('pieces', '{"token":1,"token_kind":1,"topic":1,"environment":1,"moment":1,"device":1,"user":1,"tags":1,"out":1,"stale_at":1}'::jsonb,
-                    'old_pieces', '{"token":1,"topic":1,"environment":1,"moment":1,"out":1}'::jsonb, 'other_pieces', '{"token":1,"topic":1,"environment":1,"out":1}'::jsonb,
-                    'same_device', 'false', 'columns', (SELECT jsonb_agg('id'::text) FROM generate_series(1, 1601)), 'key_columns', '["id"]'::jsonb,
-                    'arguments', '{}'::jsonb, 'always', false, 'on_delete', 'ignore', 'revive', 'by registered_at'))
-                """)
+        let plan = """
+            jsonb_build_object('name', 'a', 'facts', '{"token": "1", "topic": "1", "environment": "1"}'::jsonb, 'columns', '[]'::jsonb, 'key_columns', '[]'::jsonb,
+                'arguments', '{}'::jsonb, 'always', false, 'on_delete', 'ignore')
+            """
+        for (change, isRefused) in [
+            ("'{}'", false), ("'{\"name\": \"app.others\"}'", true), ("'{\"facts\": {}}'", true),
+            ("jsonb_build_object('columns', (SELECT jsonb_agg('id'::text) FROM generate_series(1, 1601)))", true),
+            ("jsonb_build_object('arguments', jsonb_build_object('a', repeat('x', 1000000)))", true),
+        ] {
+            let error = failure {
+                try devices.app("SELECT tokenkeeper.begin_attachment('app.devices', \(plan) || \(change)::jsonb)")
+            }
+            #expect(error.contains("plan is none that attach has made") == isRefused, "\(change): \(error)")
         }
-        #expect(error.contains("more columns than a table can have"), "\(error)")
+    }
+
+    @Test func `nobody hides an attachment of others by a name`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try login("IN ROLE tokenkeeper_app", in: devices.database) { other in
+            try devices.database.psql("CREATE SCHEMA others AUTHORIZATION \(other)", user: "postgres")
+            try devices.database.psql(
+                """
+                CREATE TABLE others.t (id bigint PRIMARY KEY, token text); CREATE INDEX ON others.t (token);
+                CREATE TABLE others.devices (LIKE others.t INCLUDING ALL);
+                SELECT FROM tokenkeeper.attach('others.t', 'token', $$'t'$$, name => 'devices');
+                SELECT FROM tokenkeeper.attach('others.devices', 'token', $$'t'$$)
+                """, user: other)
+            #expect(try devices.app("SELECT name FROM tokenkeeper.begin_backfill('devices')") == "app.devices")
+        }
     }
 
     @Test func `backticks and line breaks in a table's name do not reach status`() throws {
@@ -280,9 +284,8 @@ import Testing
             for call in [
                 "note_attachment_failure(\(source), '22012', NULL)", "detach('app.devices')",
                 "end_attachment(\(source))",
-                "begin_backfill(\(try devices.app("SELECT 'app.devices'::regclass::oid"))::regclass)",
-                "lock_backfill(\(backfill))", "backfill_next(\(backfill))",
-                "store_backfill(\(backfill), true, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+                "begin_backfill('app.devices')", "lock_backfill(\(backfill))", "backfill_next(\(backfill))",
+                "advance_backfill(\(backfill), '7', 1, true)",
             ] {
                 #expect(
                     failure { try devices.database.psql("SELECT FROM tokenkeeper.\(call)", user: stranger) } != "",

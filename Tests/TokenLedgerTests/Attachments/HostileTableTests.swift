@@ -9,45 +9,32 @@ import Testing
 /// it. Then everything of ours that has to do with attached tables runs.
 @Suite(.ownThread) struct `Hostile attached tables` {
     enum Trap: String, CaseIterable, CustomTestStringConvertible {
-        case defaultArgument = "a default argument of the function that reads the rows"
-        case assignmentCast = "an assignment cast in the result of the function that reads the rows"
+        case expression = "a function in an expression"
+        case domain = "the check of a column's domain"
         case searchPath = "set_config of search_path that outlives the call"
         case deferredTrigger = "a deferred trigger"
         case caughtCancel = "an expression that does not end and catches query_canceled"
+        case plan = "an attachment with SQL that attach has not made"
 
         var testDescription: String { rawValue }
 
-        /// What the owner of `app.devices` executes after attach, for the attachment with this number.
-        func statements(_ source: String) -> String {
-            let columns =
-                "key text, environment text, topic text, token text, registered_at timestamptz, device_id text, user_id text, tags text[], unregistered boolean, stale_at timestamptz"
-            let row =
-                "SELECT d.id::text, 'production'::text, 't'::text, d.push_token::text, now(), NULL::text, NULL::text, NULL::text[], false, now() FROM app.devices AS d"
-            let read = "CREATE FUNCTION app.tokenkeeper_read_\(source)"
-            let drop = "DROP FUNCTION app.tokenkeeper_read_\(source)(text, integer);"
-            // What a former version called in the daemon's session.
-            let has = "app.tokenkeeper_has_\(source)"
-            let hasHead =
-                "CREATE FUNCTION \(has)(text[], text[], text[], bytea[]) RETURNS boolean[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS"
+        /// What the owner of `app.devices` executes after attach.
+        var statements: String {
+            let isOut =
+                "CREATE OR REPLACE FUNCTION app.is_out(timestamptz) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
             let grants = "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO PUBLIC"
             switch self {
-            case .defaultArgument:
-                return """
-                    \(drop) \(read)(a text, b integer, c boolean DEFAULT app.spring()) RETURNS TABLE (\(columns)) LANGUAGE sql AS $$ \(row) $$; \(grants)
-                    """
-            case .assignmentCast:
-                return """
-                    CREATE TYPE app.trap AS (a integer);
-                    CREATE FUNCTION app.sprung(app.trap) RETURNS timestamptz LANGUAGE sql AS $$ SELECT now() WHERE app.spring() $$;
-                    CREATE CAST (app.trap AS timestamptz) WITH FUNCTION app.sprung AS ASSIGNMENT;
-                    \(drop) \(read)(a text, b integer) RETURNS TABLE (\(columns.replacing("stale_at timestamptz", with: "stale_at app.trap")))
-                    LANGUAGE sql AS $$ \(row.replacing("false, now()", with: "false, ROW(1)::app.trap")) $$; \(grants)
-                    """
+            case .expression:
+                return "\(isOut) $$ BEGIN PERFORM app.spring(); RETURN $1 IS NOT NULL; END $$; \(grants)"
+            case .domain:
+                return
+                    "CREATE DOMAIN app.odd AS text CHECK (app.spring()); ALTER TABLE app.devices ALTER device TYPE app.odd; \(grants)"
             case .searchPath:
-                let body = "PERFORM app.spring(); PERFORM set_config('search_path', 'app, pg_catalog', false);"
                 return """
-                    \(hasHead) $$ BEGIN \(body) RETURN '{}'; END $$;
-                    \(drop) \(read)(a text, b integer) RETURNS TABLE (\(columns)) LANGUAGE plpgsql AS $$ BEGIN \(body) RETURN QUERY \(row); END $$; \(grants)
+                    \(isOut) $$ BEGIN
+                        PERFORM app.spring(), set_config('search_path', 'app, pg_catalog', false);
+                        RETURN $1 IS NOT NULL;
+                    END $$; \(grants)
                     """
             case .deferredTrigger:
                 return """
@@ -57,7 +44,7 @@ import Testing
                     """
             case .caughtCancel:
                 return """
-                    CREATE OR REPLACE FUNCTION app.is_out(timestamptz) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+                    \(isOut) $$
                     BEGIN
                         PERFORM app.spring();
                         IF session_user <> 'a_app' THEN
@@ -67,8 +54,15 @@ import Testing
                     EXCEPTION WHEN query_canceled THEN
                         PERFORM pg_sleep(20);
                         RETURN true;
-                    END $$;
-                    \(hasHead) $$ BEGIN RETURN ARRAY[app.is_out(now())]; END $$; \(grants)
+                    END $$; \(grants)
+                    """
+            case .plan:
+                let facts =
+                    #"{"token": "app.spring()::text", "topic": "app.spring()::text", "environment": "app.spring()::text", "look_up": "app.spring()"}"#
+                return """
+                    SELECT tokenkeeper.begin_attachment('app.devices', jsonb_build_object('name', 'trap', 'arguments', '{}'::jsonb, 'facts', '\(facts)'::jsonb,
+                        'columns', '[]'::jsonb, 'key_columns', '["id"]'::jsonb, 'on_delete', 'ignore', 'always', false));
+                    SELECT FROM tokenkeeper.begin_backfill('trap'); \(grants)
                     """
             }
         }
@@ -86,7 +80,7 @@ import Testing
         let source = try devices.attach(
             "on_delete => 'unregister'",
             arguments:
-                "token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', unregistered => 'app.is_out(logged_out_at)'"
+                "token => 'push_token', topic => 'bundle_id', registered_at => 'last_seen', device_id => 'device', logged_out => 'app.is_out(logged_out_at)'"
         )
         try devices.app(
             "INSERT INTO app.devices (push_token, last_seen) SELECT lpad(to_hex(i), 4, '0'), now() - interval '1 day' FROM generate_series(1, 10) AS i"
@@ -100,7 +94,7 @@ import Testing
     @Test(arguments: Trap.allCases)
     func `a trap of the owner never runs with rights of others`(trap: Trap) throws {
         let (devices, source, backfill) = try devices()
-        try devices.app(trap.statements(source))
+        try devices.app(trap.statements)
         // The owner's own writes and backfill may step into it.
         for change in [
             "UPDATE app.devices SET logged_out_at = now() WHERE id = 1", "DELETE FROM app.devices WHERE id = 2",
@@ -120,7 +114,8 @@ import Testing
                 }
                 let words = "\(String(describing: error))"
                 #expect(
-                    words.contains(#/is a superuser|is no member of|permission denied/#), "\(login): \(call): \(words)")
+                    words.contains(#/is a superuser|is no member of|permission denied|is not attached/#),
+                    "\(login): \(call): \(words)")
             }
         }
         try everything(of: devices, backfill: backfill)

@@ -7,7 +7,7 @@ import Testing
 
 @Suite(.ownThread) struct `Unusual attached tables` {
     private static let arguments =
-        "token => 'token', topic_value => 't', registered_at => 'at', on_delete => 'unregister'"
+        "token => 'token', topic => $$'t'$$, registered_at => 'at', on_delete => 'unregister'"
 
     /// A table `app.phones`, attached. Its columns must include `token` and `at`.
     private func phones(
@@ -38,7 +38,7 @@ import Testing
     /// Queues all rows by a backfill, and returns how many it has read, queued and refused.
     private func backfilled(_ devices: AttachedDevices, table: String = "app.phones") throws -> String {
         let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('\(table)')")
-        return try devices.app("SELECT rows, queued, refused FROM tokenkeeper.backfill_next(\(source), 100)")
+        return try devices.app("SELECT rows, queued, unreadable FROM tokenkeeper.backfill_next(\(source), 100)")
     }
 
     @Test(arguments: [
@@ -94,7 +94,7 @@ import Testing
         try devices.app(
             """
             SELECT FROM tokenkeeper.attach(\(literal), token => 'token', topic => 'topic', environment => 'environment', registered_at => 'registered_at',
-                device_id => 'device_id', user_id => 'user_id', tags => 'tags', unregistered => 'moves OR out OR r = ''50%s''', on_delete => 'unregister')
+                device_id => 'device_id', user_id => 'user_id', tags => 'tags', logged_out => 'moves OR out OR r = ''50%s''', on_delete => 'unregister')
             """)
         try devices.app(
             """
@@ -133,7 +133,7 @@ import Testing
     @Test func `a write succeeds although the old row or the old column cannot be read`() throws {
         let devices = try phones(
             "id integer PRIMARY KEY, token text, at timestamptz, meta jsonb",
-            arguments: Self.arguments + ", unregistered => '(meta ->> ''out'')::boolean'")
+            arguments: Self.arguments + ", logged_out => '(meta ->> ''out'')::boolean'")
         try devices.app(
             "ALTER TABLE app.phones DISABLE TRIGGER USER; INSERT INTO app.phones VALUES (1, 'aaaa', now(), '{\"out\": \"perhaps\"}')"
         )
@@ -143,8 +143,8 @@ import Testing
         try devices.app("UPDATE app.phones SET apns = 'bbbb'")
         try devices.app("INSERT INTO app.phones VALUES (2, 'cccc', now())")
         try devices.app("DELETE FROM app.phones")
-        #expect(try fault(devices).hasPrefix("a column has another name now, of these: token, "))
-        #expect(try devices.app("SELECT failures FROM tokenkeeper.attachment") == "3")
+        #expect(try fault(devices).hasPrefix("columns were dropped, or have other names now: token;"))
+        #expect(try devices.app("SELECT failures FROM tokenkeeper.attachment") == "5")
     }
 
     @Test func `what cannot be read in full is not backfilled, and the fault shows`() throws {
@@ -152,8 +152,8 @@ import Testing
         try devices.app("INSERT INTO app.phones VALUES (1, 'aaaa', now()), (2, 'AAAA', now()), (3, 'bbbb', now())")
         for (broken, repaired, words) in [
             ("FORCE ROW LEVEL SECURITY", "NO FORCE ROW LEVEL SECURITY", "row-level security is forced"),
-            ("RENAME id TO number", "RENAME number TO id", "of these: token, at, id"),
-            ("RENAME token TO apns", "RENAME apns TO token", "of these: token, at, id"),
+            ("RENAME id TO number", "RENAME number TO id", "or have other names now: id;"),
+            ("RENAME token TO apns", "RENAME apns TO token", "or have other names now: token;"),
             ("DROP CONSTRAINT phones_pkey", "ADD PRIMARY KEY (id)", ""),
         ] {
             try devices.app("ALTER TABLE app.phones \(broken)")
@@ -162,8 +162,6 @@ import Testing
             try devices.app("ALTER TABLE app.phones \(repaired)")
             #expect(try fault(devices) == "")
         }
-        try devices.app("DROP INDEX app.phones_token")
-        #expect(try fault(devices) == "the index on token is missing, so each logout reads the whole table")
         #expect(try backfilled(devices) == "3|3|0")
     }
 
@@ -238,7 +236,7 @@ import Testing
         try devices.database.psql("SELECT tokenkeeper.detach('app.phones')", user: heir)
         #expect(
             try devices.app(
-                "SELECT count(*) FROM pg_proc WHERE proname LIKE 'tokenkeeper!_read!_%' ESCAPE '!' AND pronamespace = 'app'::regnamespace"
+                "SELECT count(*) FROM pg_proc WHERE proname LIKE 'tokenkeeper!_%' ESCAPE '!' AND pronamespace = 'app'::regnamespace"
             ) == "0")
     }
 

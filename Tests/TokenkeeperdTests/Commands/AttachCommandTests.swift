@@ -6,14 +6,13 @@ import Testing
 @Suite(.ownThread) struct `Attaching a table from the command line` {
     let database: TestDatabase
 
-    /// A table of the login a_app, with rows that are logged out, stale, without a token, or not to be understood.
+    /// A table of the login a_app, with rows that are logged out, without a token, or not to be understood.
     init() throws {
         database = try TestCluster.shared.database()
         try database.psql("GRANT CREATE ON SCHEMA public TO a_app")
         try database.psql(
             """
-            CREATE TABLE public.device (id bigint PRIMARY KEY, push_token text, topic text, seen_at timestamptz, left_at timestamptz,
-                                        gone_at timestamptz);
+            CREATE TABLE public.device (id bigint PRIMARY KEY, push_token text, topic text, seen_at timestamptz, left_at timestamptz);
             CREATE INDEX ON public.device (push_token)
             """, user: "a_app")
     }
@@ -23,14 +22,14 @@ import Testing
             """
             INSERT INTO public.device
             SELECT n, CASE WHEN n % 10 = 0 THEN 'junk ' || n WHEN n % 17 = 0 THEN NULL ELSE lpad(to_hex(n), 64, '0') END, 't',
-                   now() - interval '3 days', CASE WHEN n % 7 = 0 THEN now() END, CASE WHEN n % 11 = 0 THEN now() - interval '1 day' END
+                   now() - interval '3 days', CASE WHEN n % 7 = 0 THEN now() END
             FROM generate_series(\(rows.lowerBound), \(rows.upperBound)) AS n
             """, user: "a_app")
     }
 
     private static let attach = [
-        "attach", "device", "--token", "push_token", "--topic", "topic", "--registered-at", "seen_at", "--unregistered",
-        "left_at IS NOT NULL", "--stale-at", "gone_at",
+        "attach", "device", "--token", "push_token", "--topic", "topic", "--registered-at", "seen_at", "--logged-out",
+        "left_at IS NOT NULL",
     ]
 
     private func run(_ arguments: [String], as user: String = "a_app") throws -> ProgramRun {
@@ -52,17 +51,27 @@ import Testing
     }
 
     @Test func `a dry run changes nothing, and says what is wrong`() throws {
+        try fill(7...11)
         let plan = try run(Self.attach + ["--dry-run"])
-        #expect(plan.status == 0 && plan.output.contains("CREATE TRIGGER"), "\(plan)")
+        let token = String(repeating: "0", count: 8)
+        #expect(
+            plan.status == 0
+                && plan.output.hasPrefix("row 7: logged out, \(token)...\nrow 8: production, t, \(token)..., ")
+                && plan.errors.contains("warning: topic: 't' is no bundle id")
+                && plan.errors.contains(
+                    "warning: token: 1 rows of 4 have no device token, such as row 10: token is 'junk 10'"),
+            "\(plan)")
+        let verbose = try run(Self.attach + ["--dry-run", "--verbose"])
+        #expect(!plan.output.contains("CREATE TRIGGER") && verbose.output.contains("CREATE TRIGGER"), "\(verbose)")
         #expect(try count("attachment") == "0")
         #expect(
             try database.psql(
                 "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = 'public.device'::regclass") == "0"
         )
-        let wrong = try run(["attach", "device", "--token", "tokn", "--topic-value", "t", "--registered-at", "seen_at"])
+        let wrong = try run(["attach", "device", "--token", "tokn", "--topic", "topic", "--registered-at", "seen_at"])
         #expect(wrong.status == 64 && wrong.errors.contains("tokn"), "\(wrong)")
-        let missing = try run(["attach", "devices", "--token", "push_token", "--topic-value", "t"])
-        #expect(missing.status == 69 && missing.errors.contains("\"devices\" does not exist"), "\(missing)")
+        let missing = try run(["attach", "devices", "--token", "push_token", "--topic", "topic"])
+        #expect(missing.status == 69 && missing.errors.contains("there is no table 'devices'"), "\(missing)")
         #expect(try count("attachment") == "0")
     }
 
@@ -73,17 +82,13 @@ import Testing
         #expect(
             !attached.errors.contains("\r") && !attached.errors.contains("%"), "no progress bar in a pipe: \(attached)")
         #expect(
-            attached.output.contains("queued 2541 registrations of public.device (source 2), 230 of them with a 410"),
-            "\(attached)")
-        #expect(attached.output.contains("159 rows have no token; refused 300 rows"), "\(attached)")
-        #expect(
-            attached.output.contains("  99  such as row '10', '20', '30': token is 'junk 10' (7 characters), expected"),
-            "\(attached)")
-        // Each refused row is where the output says, with its key and the cause.
+            attached.output.contains(
+                "queued 2841 registrations of public.device (source 2); 159 rows say nothing: no token, or left out by the filter; 300 tokens cannot be read"
+            ), "\(attached)")
+        try record()
+        // Each rejected row is where the output says, with its key and the cause.
         #expect(
             try count("rejected_registration", "source_id = 2 AND error LIKE '%; row ''%'' of public.device'") == "300")
-        #expect(try count("send_result", "status = '410'") == "230")
-        try record()
         #expect(try count("token") == "2541")
         #expect(
             try count("token", "state = 'unregistered_by_app'")
@@ -100,14 +105,12 @@ import Testing
         let dry = try run(["withdraw", "2", "--dry-run"])
         #expect(dry.status == 0 && dry.output.contains("would remove 2540 tokens; would keep 1"), "\(dry)")
         #expect(try count("token") == before)
-        // Otherwise it would wait for a daemon that records them.
-        try database.psql("DELETE FROM tokenkeeper.send_result")
         let withdrawn = try run(["withdraw", "2"])
         #expect(withdrawn.status == 0 && withdrawn.output.contains("removed 2540 tokens; kept 1"), "\(withdrawn)")
         #expect(withdrawn.output.contains("1  it has been registered since"), "\(withdrawn)")
         #expect(try run(["withdraw"]).output.contains("2  backfill of public.device"))
         // A withdrawn backfill does not go on: the next one begins anew.
-        #expect(try run(["backfill", "device"]).output.contains("queued 2541 registrations"))
+        #expect(try run(["backfill", "device"]).output.contains("queued 2841 registrations"))
 
         let detached = try run(["detach", "device"])
         #expect(detached.status == 0 && detached.output == "device is detached\n", "\(detached)")
@@ -152,19 +155,45 @@ import Testing
                 """)
                 == database.psql(
                     """
-                    SELECT count(*), count(*), count(*) FILTER (WHERE left_at IS NOT NULL) FROM public.device
-                    WHERE length(push_token) = 64
-                    """, user: "a_app"))
-        #expect(try count("rejected_registration") == "3000", "seed \(seed)")
+                    SELECT count(*), count(*), count(*) FILTER (WHERE left_at IS NOT NULL) FROM public.device WHERE push_token <> ''
+                    """, user: "a_app"), "seed \(seed)")
         #expect(
-            try count("send_result")
-                == database.psql(
-                    "SELECT count(*) FROM public.device WHERE length(push_token) = 64 AND gone_at IS NOT NULL",
-                    user: "a_app"),
-            "seed \(seed)")
+            try database.psql("SELECT queued FROM tokenkeeper.registration_source WHERE kind = 'backfill'")
+                == count("registration"), "seed \(seed)")
+    }
+
+    @Test func `a check says what differs, and a repair queues it`() throws {
+        try fill(1...100)
+        #expect(try run(Self.attach + ["--backfill"]).status == 0)
+        try record()
+        let agreed = try run(["backfill", "device", "--check"])
         #expect(
-            try database.psql("SELECT queued, refused FROM tokenkeeper.registration_source WHERE kind = 'backfill'")
-                == "\(try count("registration"))|3000", "seed \(seed)")
+            agreed.status == 0 && agreed.output == "public.device (100 rows) and the ledger agree\n", "\(agreed)")
+        try database.psql(
+            """
+            ALTER TABLE public.device DISABLE TRIGGER ALL; UPDATE public.device SET left_at = now() WHERE id = 1; DELETE FROM public.device WHERE id = 2;
+            UPDATE public.device SET seen_at = now() WHERE id = 3
+            """, user: "a_app")
+        let differs = try run(["backfill", "public.device", "--check"])
+        let found = """
+            public.device (99 rows) and the ledger differ in 2 tokens
+              1  not logged out: row 1, 00000000... of t
+              1  registered later: row 3, 00000000... of t
+
+            """
+        #expect(differs.status == 1 && differs.output == found, "\(differs)")
+        #expect(try run(["attachments"], as: "a_reader").output.contains("; checked at "))
+        let repaired = try run(["backfill", "device", "--repair"])
+        #expect(
+            repaired.status == 0
+                && repaired.output == found
+                    + "queued 2 registrations and logouts that repair this; to undo logouts: tokenkeeperd reinstate\n",
+            "\(repaired)")
+        try record()
+        #expect(try run(["backfill", "device", "--check"]).status == 0)
+        for stranger in ["a_operator", "postgres", "a_reader"] {
+            #expect(try run(["backfill", "device", "--check"], as: stranger).status == 69)
+        }
     }
 
     @Test func `on a terminal, a backfill shows its progress`() throws {

@@ -3,6 +3,7 @@ import LedgerTestSupport
 import TestThreads
 import Testing
 
+@testable import TokenLedger
 @testable import tokenkeeperd
 
 /// What the documents, warnings and log messages print for copying works for the role that they name.
@@ -75,36 +76,55 @@ import Testing
         }
     }
 
-    @Test func `the statement that cleans a provider's table leaves every other device alone`() throws {
+    /// The table `my_devices` of the documentation, and what the ledger knows of its tokens.
+    private static let ownTable = """
+        CREATE TABLE my_devices (id bigserial PRIMARY KEY, push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz, dead_since timestamptz);
+        GRANT SELECT, UPDATE, DELETE ON my_devices TO a_sender;
+        INSERT INTO my_devices (push_token, bundle_id, is_sandbox, last_seen) VALUES
+            ('AA', 'com.example.app', false, '2026-01-01Z'), ('<aa>', 'com.example.app', false, '2026-01-01Z'),
+            ('aa', 'com.example.other', false, '2026-01-01Z'), ('aa', 'com.example.app', true, '2026-01-01Z'),
+            ('aa', 'com.example.app', false, '2026-03-01Z'), ('bb', 'com.example.app', false, '2026-01-01Z'),
+            ('cc', 'com.example.app', false, '2026-01-01Z'), ('dd', 'com.example.app', false, '2026-01-01Z'),
+            ('ee', 'com.example.app', false, '2026-01-01Z'), ('no token', 'com.example.app', false, '2026-01-01Z'), (NULL, NULL, NULL, NULL);
+        SELECT tokenkeeper.register(t, 'com.example.app', registered_at => '2026-01-01Z', device_id => d)
+        FROM (VALUES ('aa', 'a'), ('bb', 'b'), ('cc', 'c'), ('dd', 'd'), ('ee', 'e')) AS v (t, d);
+        SELECT tokenkeeper.unregister('bb', 'com.example.app', at => '2026-02-01Z'),
+               tokenkeeper.register('ff', 'com.example.app', registered_at => '2026-02-01Z', device_id => 'd');
+        UPDATE tokenkeeper.ledger SET stale_at = '2026-02-01Z' WHERE token_key = '\\xaa';
+        UPDATE tokenkeeper.ledger SET suspect_at = '2026-02-01Z' WHERE token_key = '\\xcc';
+        UPDATE tokenkeeper.ledger SET stale_at = now() - interval '29 days' WHERE token_key = '\\xee';
+        SELECT tokenkeeper.recompute_tokens();
+        """
+
+    @Test(arguments: ["DELETE FROM my_devices", "UPDATE my_devices"])
+    func `the statement that cleans a provider's table leaves every other device alone`(statement: String) throws {
         let database = try TestCluster.shared.database()
-        try database.psql(
-            """
-            CREATE TABLE my_devices (push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz, active boolean DEFAULT true);
-            GRANT SELECT, UPDATE ON my_devices TO a_sender;
-            INSERT INTO my_devices VALUES
-                ('AA', 'com.example.app', false, '2026-01-01Z'), ('<aa>', 'com.example.app', false, '2026-01-01Z'),
-                ('aa', 'com.example.other', false, '2026-01-01Z'), ('aa', 'com.example.app', true, '2026-01-01Z'),
-                ('aa', 'com.example.app', false, '2026-03-01Z'), ('bb', 'com.example.app', false, '2026-01-01Z'),
-                ('cc', 'com.example.app', false, '2026-01-01Z'), ('dd', 'com.example.app', false, '2026-01-01Z'),
-                ('ee', 'com.example.app', false, '2026-01-01Z'), ('no token', 'com.example.app', false, '2026-01-01Z'), (NULL, NULL, NULL, NULL);
-            SELECT tokenkeeper.register(t, 'com.example.app', registered_at => '2026-01-01Z', device_id => d)
-            FROM (VALUES ('aa', 'a'), ('bb', 'b'), ('cc', 'c'), ('dd', 'd'), ('ee', 'e')) AS v (t, d);
-            SELECT tokenkeeper.unregister('bb', 'com.example.app', at => '2026-02-01Z'),
-                   tokenkeeper.register('ff', 'com.example.app', registered_at => '2026-02-01Z', device_id => 'd');
-            UPDATE tokenkeeper.ledger SET stale_at = '2026-02-01Z' WHERE token_key = '\\xaa';
-            UPDATE tokenkeeper.ledger SET suspect_at = '2026-02-01Z' WHERE token_key = '\\xcc';
-            UPDATE tokenkeeper.ledger SET stale_at = now() - interval '29 days' WHERE token_key = '\\xee';
-            SELECT tokenkeeper.recompute_tokens();
-            """)
+        try database.psql(Self.ownTable)
         let block = try #require(
-            Self.blocks(of: "sql", in: "docs/how-to/prune-old-tokens.md").first { $0.contains("my_devices") })
-        for _ in 1...2 {
-            try database.psql(block, user: "a_sender")
-            #expect(
-                try database.psql(
-                    "SELECT string_agg(push_token, ' ' ORDER BY push_token) FROM my_devices WHERE NOT active")
-                    == "<aa> AA")
+            Self.blocks(of: "sql", in: "docs/how-to/prune-old-tokens.md").first { $0.contains(statement) })
+        // A device that registers while the statement waits for its row.
+        var device = try database.connect()
+        try device.execute("BEGIN; UPDATE my_devices SET last_seen = now() WHERE push_token = 'AA'")
+        var sender = try database.connect(user: "a_sender")
+        try sender.execute("SET lock_timeout = '20ms'")
+        #expect(throws: DatabaseError.self, "it waits") { try sender.execute(block) }
+        let done = DispatchGroup()
+        done.enter()
+        Thread.detachNewThread {
+            _ = try? database.psql(block, user: "a_sender")
+            done.leave()
         }
+        try eventually("it waits for the row") {
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+                user: "postgres") == "1"
+        }
+        try device.execute("COMMIT")
+        done.wait()
+        try database.psql(block, user: "a_sender")
+        let gone =
+            "SELECT string_agg(push_token, ' ' ORDER BY id) FROM my_devices WHERE dead_since IS NULL AND push_token <> ''"
+        #expect(try database.psql(gone) == "AA aa aa aa bb cc dd ee no token")
     }
 
     @Test func `a provider can attach a table as the page says`() throws {
@@ -112,23 +132,25 @@ import Testing
         try database.psql("CREATE SCHEMA shop AUTHORIZATION a_app", user: "postgres")
         try database.psql(
             """
-            CREATE TABLE shop.devices (id bigint PRIMARY KEY, push_token text, bundle_id text, kind text, last_seen timestamptz,
-                device_uuid uuid, user_id bigint, logged_out_at timestamptz);
-            CREATE INDEX ON shop.devices (push_token)
+            CREATE TABLE shop.devices (id bigint PRIMARY KEY, push_token text, app text, platform text, is_dev boolean, last_seen timestamp,
+                device_uuid uuid, owner_type text, owner_id bigint, topics text, logged_out_at timestamptz);
+            CREATE INDEX ON shop.devices (push_token);
+            INSERT INTO shop.devices VALUES (1, 'aa', 'rider', 'android', false, now(), NULL, 'user', 5, 'news', NULL)
             """, user: "a_app")
         // The first block grants the rights, to a role of the reader's.
         let blocks = try Self.blocks(of: "sql", in: "docs/how-to/attach-a-table.md").dropFirst()
         let attach = try #require(blocks.first { $0.contains("dry_run       => true") })
-        for block in [attach, attach.replacing(#/,\s+dry_run +=> true/#, with: "")] {
-            let answer = try database.psql(block, user: "a_app")
-            #expect(!answer.isEmpty && !answer.contains(#/(?m)^(error|warning)\|/#), "\(answer)")
-        }
+        for (block, answer) in [
+            (attach, "row|row 1: left out by the filter"),
+            (attach.replacing(#/,\s+dry_run +=> true/#, with: ""), "attached|shop.devices is attached as source 1"),
+        ] { #expect(try database.psql(block, user: "a_app") == answer) }
         try database.psql(
-            "INSERT INTO shop.devices VALUES (1, '<AABB>', 'com.example.app', 'dev', now(), NULL, 7, NULL)",
+            "INSERT INTO shop.devices VALUES (2, '<AABB>', 'rider', 'ios', true, '2026-07-01 12:00', NULL, 'admin', 7, 'a,b', NULL)",
             user: "a_app")
         #expect(
-            try database.psql("SELECT environment, topic, token, user_id FROM tokenkeeper.registration")
-                == "sandbox|com.example.app|<AABB>|7")
+            try database.psql(
+                "SELECT environment, topic, token, registered_at AT TIME ZONE 'UTC', user_id, tags FROM tokenkeeper.registration"
+            ) == "sandbox|com.example.rider|aabb|2026-07-01 10:00:00|admin:7|{a,b}")
         for block in blocks where block != attach { try database.psql(block, user: "a_app") }
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.attachment") == "0", "the last block detaches it")
     }

@@ -51,7 +51,7 @@ final class StagedFaults {
             """
             CREATE TABLE app.devices (id bigint PRIMARY KEY, push_token text, last_seen timestamptz);
             CREATE INDEX ON app.devices (push_token);
-            SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic_value => 'com.example.app', registered_at => 'last_seen')
+            SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic => $$'com.example.app'$$, registered_at => 'last_seen')
             """, user: "a_app")
         holder = try scene.database.connect()
         try Self.write("", folder)

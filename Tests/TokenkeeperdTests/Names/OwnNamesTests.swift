@@ -65,7 +65,7 @@ import Testing
             try run("migrate", as: "owner")
             try run("grants", as: "owner")
             try run(
-                "attach", "shop.device", "--token", "push_token", "--topic-value", "com.example.app", "--registered-at",
+                "attach", "shop.device", "--token", "push_token", "--topic", "'com.example.app'", "--registered-at",
                 "seen_at",
                 "--backfill")
             try run("import", rows, "--format", "csv", "--topic", "com.example.app", status: 1)

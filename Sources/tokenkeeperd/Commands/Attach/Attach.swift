@@ -7,61 +7,58 @@ struct Attach: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Attach a table of device tokens: from now on its changes reach the ledger by themselves.",
         discussion: """
-            Creates triggers on the table, which queue registrations and logouts. Run it as the table's owner, who must be a member of \
-            tokenkeeper_app: it refuses a superuser, and a login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. Rows \
-            that are there already need --backfill. Columns are named, never expressions, except for --unregistered.
+            Creates triggers on the table, which queue registrations and logouts. Each option is an SQL expression over the columns of a row; \
+            the name of a column is one. Run it as the table's owner, who must be a member of tokenkeeper_app: it refuses a superuser, and a \
+            login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. Rows that are there already need --backfill.
             """)
 
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var table: TableOption
 
-    @Option(help: "The column with the device token.")
+    @Option(help: "The device token: text or bytea.")
     var token: String
 
-    @Option(help: "The column with the topic.")
-    var topic: String?
+    @Option(help: "The topic. One for all rows is a constant of SQL: \"'com.example.app'\".")
+    var topic: String
 
-    @Option(help: "The topic of all rows, if no column has it.")
-    var topicValue: String?
+    @Option(help: "Which rows count, such as \"platform = 'ios'\". [default: all]")
+    var filter: String?
 
-    @Option(
-        help: ArgumentHelp(
-            "production, sandbox, a column, or a map such as '{\"column\": \"kind\", \"dev\": \"sandbox\", \"live\": \"production\"}'. [default: production]"
-        ))
+    @Option(help: "production or sandbox. [default: 'production']")
     var environment: String?
 
-    @Option(help: "The column with when the device registered last. Nothing else may change it.")
+    @Option(help: "When the device registered last: a timestamptz. Nothing else may change it.")
     var registeredAt: String?
 
-    @Option(help: "The column with the device's identifier.")
+    @Option(help: "The device's identifier.")
     var deviceID: String?
 
-    @Option(help: "The column with the user's identifier.")
+    @Option(help: "The user's identifier.")
     var userID: String?
 
-    @Option(help: "The column with the tags.")
+    @Option(help: "The tags: text[] or a JSON array.")
     var tags: String?
 
-    @Option(help: "A condition on the columns that is true for a logged-out row, such as 'logged_out_at IS NOT NULL'.")
-    var unregistered: String?
-
-    @Option(help: "The column with when APNs declared the token stale.")
-    var staleAt: String?
+    @Option(help: "True for a row that wants no pushes, such as 'logged_out_at IS NOT NULL'.")
+    var loggedOut: String?
 
     @Option(help: "Whether a deleted row is a logout: ignore or unregister. [default: ignore]")
     var onDelete: String?
 
-    @Option(help: "Without --registered-at: 'by register only'.")
-    var revive: String?
+    @Option(help: "A name for the attachment. The second one of a table needs one. [default: that of the table]")
+    var name: String?
 
     @Flag(help: "Also queue what logical replication applies to the table.")
     var always = false
 
-    @Flag(help: "Show what is wrong and what would be done. Changes nothing.")
+    @Flag(help: "Show what the expressions give for five rows, and what is wrong. Changes nothing.")
     var dryRun = false
 
     @Flag(help: "Then queue the rows that are there, as `tokenkeeperd backfill` does.")
     var backfill = false
+
+    @Flag(help: "Show the generated functions and triggers, too.")
+    var verbose = false
 
     func validate() throws {
         if dryRun && backfill { throw ValidationError("--dry-run and --backfill exclude each other") }
@@ -69,8 +66,9 @@ struct Attach: ParsableCommand {
 
     func run() throws {
         let stop = ShutdownRequest.bySignal()
-        try table.run(options.load()) { name, connection in
-            let attachment = Attachment(table: name, arguments: arguments, isAlways: always)
+        try table.run(options.load()) { connection in
+            let attachment = Attachment(
+                table: table.table, arguments: arguments, isAlways: always, isVerbose: verbose)
             let plan = try attachment.perform(isDryRun: true, on: &connection)
             for finding in plan where finding.kind == .warning {
                 ConfigurationOptions.complain("warning: \(HistoryText.plain(finding.detail))")
@@ -79,16 +77,17 @@ struct Attach: ParsableCommand {
             for finding in errors { ConfigurationOptions.complain(HistoryText.plain(finding.detail)) }
             if !errors.isEmpty { throw ExitCode(ExitStatus.usage.rawValue) }
             if dryRun {
-                for finding in plan where finding.kind == .sql { print(finding.detail + ";") }
+                for finding in plan where finding.kind == .row { print(HistoryText.plain(finding.detail)) }
+                if verbose { for finding in plan where finding.kind == .sql { print(finding.detail + ";") } }
                 return
             }
             for finding in try attachment.perform(isDryRun: false, on: &connection) where finding.kind == .attached {
                 print(HistoryText.plain(finding.detail))
             }
             if backfill {
-                try BackfillRun(stop: stop.request).perform(on: name, &connection)
+                try BackfillRun(stop: stop.request).perform(on: name ?? table.table, &connection)
             } else {
-                print("to queue the rows that are there: \(BackfillRun.command(name))")
+                print("to queue the rows that are there: \(BackfillRun.command(name ?? table.table))")
             }
         }
         withExtendedLifetime(stop) {}
@@ -96,9 +95,9 @@ struct Attach: ParsableCommand {
 
     private var arguments: [(name: String, value: String)] {
         let all: [(String, String?)] = [
-            ("token", token), ("topic", topic), ("topic_value", topicValue), ("environment", environment),
+            ("token", token), ("topic", topic), ("filter", filter), ("environment", environment),
             ("registered_at", registeredAt), ("device_id", deviceID), ("user_id", userID), ("tags", tags),
-            ("unregistered", unregistered), ("stale_at", staleAt), ("on_delete", onDelete), ("revive", revive),
+            ("logged_out", loggedOut), ("on_delete", onDelete), ("name", name),
         ]
         return all.compactMap { name, value in value.map { (name, $0) } }
     }
@@ -118,7 +117,7 @@ struct Detach: ParsableCommand {
 
     func run() throws {
         Signals.unblock()
-        try table.runUnresolved(options.load()) { connection in
+        try table.run(options.load()) { connection in
             try Attachment.detach(table.table, on: &connection)
             print("\(HistoryText.plain(table.table)) is detached")
         }
@@ -147,11 +146,16 @@ struct ListAttachments: ParsableCommand {
 
     static func text(_ table: Attachment.Row) -> String {
         var words =
-            "\(table.table)  attached at \(table.attachedAt) as source \(table.sourceID), triggers \(table.triggers)"
+            "\(table.name)\(table.name == table.table ? "" : " of \(table.table)")  attached at \(table.attachedAt) as source \(table.sourceID), triggers \(table.triggers)"
         if let fault = table.fault { words += "; broken: \(fault)" }
         if table.failures > 0 {
             words +=
                 "; \(counted(table.failures, "change", "changes")) could not be queued: \(table.failure ?? "no message")"
+        }
+        switch (table.checkedAt, table.differences) {
+        case (let checked?, 0): words += "; checked at \(checked): agrees"
+        case (let checked?, let differences?): words += "; checked at \(checked): differs in \(differences)"
+        default: words += "; never checked"
         }
         return HistoryText.plain(words)
     }

@@ -9,30 +9,28 @@ struct BackfillRun {
     /// Small enough for the locks and the memory of a transaction, large enough to be fast.
     private static let batchRows = 1000
 
-    /// - Parameter table: The schema and name.
+    /// - Parameter name: That of the attachment, or of its table.
     /// - Throws: The exit status, if it did not come to the end.
-    func perform(on table: String, _ connection: inout Connection) throws {
-        let backfill = try Backfill(of: table, on: &connection)
+    func perform(on name: String, _ connection: inout Connection) throws {
+        let backfill = try Backfill(of: name, on: &connection)
         if backfill.resumes {
             print("continuing source \(backfill.sourceID) after \(counted(backfill.done, "row", "rows"))")
         }
         var bar = ProgressBar(
-            table, items: "rows", total: backfill.estimated, steps: backfill.done, count: backfill.done)
+            backfill.name, items: "rows", total: backfill.estimated, steps: backfill.done, count: backfill.done)
         var total = Backfill.Batch()
         do {
             try queue(backfill, &total, &bar, on: &connection)
         } catch {
             bar.finish()
             print(Self.text(total, of: backfill))
-            ConfigurationOptions.complain("the backfill stopped; continue with: \(Self.command(table))")
+            ConfigurationOptions.complain("the backfill stopped; continue with: \(Self.command(backfill.name))")
             throw error
         }
         bar.finish()
         print(Self.text(total, of: backfill))
-        let refusals = total.refused > 0 ? try backfill.refusals(on: &connection) : []
-        if !refusals.isEmpty { print(Self.text(refusals, of: backfill)) }
         if !total.isFinished {
-            ConfigurationOptions.complain("the backfill was stopped; continue with: \(Self.command(table))")
+            ConfigurationOptions.complain("the backfill was stopped; continue with: \(Self.command(backfill.name))")
             throw ExitCode(ExitStatus.failed.rawValue)
         }
         print("to undo it: tokenkeeperd withdraw \(backfill.sourceID)")
@@ -64,22 +62,22 @@ struct BackfillRun {
 
     static func text(_ total: Backfill.Batch, of backfill: Backfill) -> String {
         var words =
-            "queued \(counted(total.queued, "registration", "registrations")) of \(backfill.table) (source \(backfill.sourceID))"
+            "queued \(counted(total.queued, "registration", "registrations")) of \(backfill.name) (source \(backfill.sourceID))"
         if backfill.resumes { words += " in this run" }
-        if total.stale > 0 { words += ", \(total.stale) of them with a 410" }
-        if total.withoutToken > 0 { words += "; \(counted(total.withoutToken, "row has", "rows have")) no token" }
-        if total.refused > 0 { words += "; refused \(counted(total.refused, "row", "rows"))" }
+        let left = total.rows - total.queued - total.failed
+        if left > 0 {
+            words += "; \(counted(left, "row says", "rows say")) nothing: no token, or left out by the filter"
+        }
+        if total.unreadable > 0 {
+            words +=
+                "; \(counted(total.unreadable, "token", "tokens")) cannot be read, and will be in tokenkeeper.rejected_registration"
+        }
+        if total.failed > 0 {
+            words += "; \(counted(total.failed, "row", "rows")) could not be read: an expression fails for them"
+        }
         return HistoryText.plain(words)
     }
 
-    static func text(_ refusals: [Backfill.Refusal], of backfill: Backfill) -> String {
-        let lines = refusals.prefix(20).map { refusal in
-            "  \(refusal.rows)  such as row \(refusal.samples.joined(separator: ", ")): \(refusal.error)"
-        }
-        let all =
-            "all of them, as a member of tokenkeeper_reader: SELECT error, token FROM tokenkeeper.rejected_registration WHERE source_id = \(backfill.sourceID)"
-        return (["refused, by error:"] + lines + [all]).map(HistoryText.plain).joined(separator: "\n")
-    }
-
-    static func command(_ table: String) -> String { "tokenkeeperd backfill \(ShellWord.quoted(table))" }
+    /// - Parameter name: That of the attachment.
+    static func command(_ name: String) -> String { "tokenkeeperd backfill \(ShellWord.quoted(name))" }
 }

@@ -9,19 +9,31 @@ struct BackfillTable: ParsableCommand {
         abstract: "Queue the rows that an attached table already has, as registrations.",
         discussion: """
             Reads the table in batches, by its key. Ctrl-C, a kill or a lost connection does no harm: run it again, and it continues where \
-            it stopped; each row is queued exactly once. Logged-out rows arrive as logged out, rows with stale_at as stale. Refused rows are \
-            kept in tokenkeeper.rejected_registration, with their key and the cause. It waits while many registrations are queued, so a \
-            daemon must be running. To undo it, run `tokenkeeperd withdraw`. Run it as the table's owner: it refuses a superuser, and a login \
-            with roles of tokenkeeperd that the owner lacks.
+            it stopped; each row is queued exactly once. Logged-out rows arrive as logged out. What cannot be understood goes to \
+            tokenkeeper.rejected_registration, with the row's key and the cause. It waits while many registrations are queued, so a daemon \
+            must be running. To undo it, run `tokenkeeperd withdraw`. Run it as the table's owner: it refuses a superuser, and a login with \
+            roles of tokenkeeperd that the owner lacks.
             """)
 
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var table: TableOption
 
+    @Flag(help: "Only compare the table with the ledger, and exit with 1 if they differ.")
+    var check = false
+
+    @Flag(help: "Compare, and queue what repairs the differences.")
+    var `repair` = false
+
     func run() throws {
         let stop = ShutdownRequest.bySignal()
-        try table.run(options.load()) { name, connection in
-            try BackfillRun(stop: stop.request).perform(on: name, &connection)
+        let configuration = try options.load()
+        try table.run(configuration) { connection in
+            guard check || `repair` else {
+                return try BackfillRun(stop: stop.request).perform(on: table.table, &connection)
+            }
+            try table.run(configuration) { writer in
+                try CheckRun(stop: stop.request, repairs: `repair`).perform(on: table.table, &connection, &writer)
+            }
         }
         withExtendedLifetime(stop) {}
     }

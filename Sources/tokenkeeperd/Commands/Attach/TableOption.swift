@@ -5,23 +5,14 @@ internal import TokenLedger
 struct TableOption: ParsableArguments {
     @Argument(
         help: ArgumentHelp(
-            "The table: its name, with the schema if the search_path does not find it.", valueName: "table"))
+            "The table, with its schema if several have the name; or the name of an attachment.", valueName: "table"))
     var table: String
 
     /// Whose rights an error without rights asks for.
     private static let rights = "the table's owner, who is also a member of tokenkeeper_app"
 
-    /// Runs a command as the table's owner, in a named database, and hands over the table's whole name.
-    func run(
-        _ configuration: Configuration, _ work: (_ name: String, inout Connection) throws -> Void
-    ) throws {
-        try runUnresolved(configuration) { connection in
-            try work(try AttachedTable.name(of: table, on: &connection), &connection)
-        }
-    }
-
-    /// The same for a table that may be gone.
-    func runUnresolved(_ configuration: Configuration, _ work: (inout Connection) throws -> Void) throws {
+    /// Runs a command as the table's owner, in a named database.
+    func run(_ configuration: Configuration, _ work: (inout Connection) throws -> Void) throws {
         guard configuration.address.namesDatabase else {
             ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
             throw ExitCode(ExitStatus.configuration.rawValue)

@@ -38,10 +38,6 @@ struct ImportRules {
     /// No larger token is sent to the database to have it read.
     private static let longestTokenText = 8192
 
-    /// The most that these may have, in bytes and elements, as `tokenkeeper.register` has it.
-    private static let longestName = 512
-    private static let mostTags = 1000
-
     /// Decides about a row, and writes it.
     ///
     /// - Parameters:
@@ -183,9 +179,6 @@ struct ImportRules {
 
     private func writeText(_ field: ImportField, _ row: ImportRow, into copy: inout CopyText) throws(Refused) {
         guard let range = value(field, row) else { return copy.null() }
-        guard range.count <= Self.longestName else {
-            throw Refused("\(field.name) is too long", "\(range.count) bytes, expected 1 to \(Self.longestName)")
-        }
         try checkUTF8(field, row.bytes, range)
         copy.text(row.bytes, range)
     }
@@ -203,13 +196,7 @@ struct ImportRules {
         } else {
             return copy.null()
         }
-        guard tags.count <= Self.mostTags else { throw Refused("more than \(Self.mostTags) tags", "\(tags.count)") }
-        for tag in tags {
-            guard (1...Self.longestName).contains(tag.count) else {
-                throw Refused("a tag is empty or too long", "\(tag.count) bytes, expected 1 to \(Self.longestName)")
-            }
-            try checkUTF8(.tags, source, tag)
-        }
+        for tag in tags { try checkUTF8(.tags, source, tag) }
         copy.array(source, tags)
     }
 
