@@ -179,12 +179,6 @@ BEGIN
     waits := reported.without_topic;
     held := 0;
 
-    IF reported.amended IS NOT NULL THEN
-        INSERT INTO tokenkeeper.amended_registration (hour, source_id, registrations, example)
-        SELECT tokenkeeper.hour_of(receipt), r.source_id, count(*), min(a.fault || coalesce('; row ' || quote_literal(left(r.row_key, 200)), ''))
-        FROM unnest(reported.amended, reported.amendments) AS a (n, fault) CROSS JOIN LATERAL unnest(rows[a.n:a.n]) AS r GROUP BY r.source_id;
-    END IF;
-
     -- From here on, an application may wait for this transaction.
     IF total > 1 THEN
         give_up_at := tokenkeeper.patience_ends();
@@ -207,6 +201,12 @@ BEGIN
     SELECT r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.source_id, r.returned, r.row_key,
            r.queued_at, 8, r.attempts, r.released
     FROM unnest(waits) AS w CROSS JOIN LATERAL unnest(apply_registrations.rows[w:w]) AS r;
+    IF reported.amended IS NOT NULL THEN
+        INSERT INTO tokenkeeper.amended_registration (hour, source_id, registrations, example)
+        SELECT tokenkeeper.hour_of(receipt), r.source_id, count(*), min(a.fault || coalesce('; row ' || quote_literal(left(r.row_key, 8)), ''))
+        FROM unnest(reported.amended, reported.amendments) AS a (n, fault) CROSS JOIN LATERAL unnest(rows[a.n:a.n]) AS r
+        WHERE (a.n = ANY (waits)) IS NOT TRUE GROUP BY r.source_id;
+    END IF;
     waiting := coalesce(cardinality(waits), 0) + least(again, cardinality(reported.checks));
     rejected := 0;
     not_kept := 0;

@@ -216,7 +216,7 @@ BEGIN
                 FROM page AS p WHERE p.registers RETURNING 1
             ), lost AS (
                 INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, row_key)
-                SELECT p.environment, p.topic, p.token, p.registered_at, true, $2, p.row_key
+                SELECT p.environment, p.topic, p.token, CASE WHEN p.registered_at > clock_timestamp() THEN 'epoch' ELSE p.registered_at END, true, $2, p.row_key
                 FROM page AS p LEFT JOIN LATERAL (
                     SELECT true AS has_it FROM (%10$s) AS o (%1$s)
                     WHERE p.is_out AND o.token = p.token AND o.topic = p.topic AND o.environment = p.environment LIMIT 1) AS o ON true
@@ -230,7 +230,11 @@ BEGIN
             tokenkeeper.other_row(this.table_id::text, this.facts, 'p.spelled', 'p.token'))
         INTO rows, queued, unreadable, reached USING backfill_next.max_rows, backfill_next.source_id;
         failed := 0;
-    EXCEPTION WHEN data_exception OR undefined_function OR raise_exception OR assert_failure THEN
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        -- Not what concerns no row: a column or function that is gone, a lock, a full disk, a shutdown.
+        IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+            RAISE;
+        END IF;
         -- An expression fails for one of these rows: then fewer at once, and in the end only that one is passed over.
         IF backfill_next.max_rows > 1 THEN
             SELECT n.* INTO rows, queued, unreadable, failed, finished FROM tokenkeeper.backfill_next(backfill_next.source_id, backfill_next.max_rows / 2) AS n;

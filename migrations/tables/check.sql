@@ -18,6 +18,10 @@ DECLARE
 BEGIN
     this := tokenkeeper.own_attachment(begin_check.attachment);
     name := this.name;
+    -- Of checks that were killed.
+    DELETE FROM tokenkeeper.registration_source AS s
+    WHERE s.attachment = this.source_id AND s.kind = 'repair' AND s.finished_at IS NULL AND s.started_at < clock_timestamp() - interval '1 day'
+      AND NOT EXISTS (SELECT FROM tokenkeeper.token_event_log AS e WHERE e.source_id = s.source_id);
     INSERT INTO tokenkeeper.registration_source AS s (kind, name, attachment) VALUES ('repair', this.name, this.source_id) RETURNING s.source_id INTO source_id;
     estimated := tokenkeeper.estimated_rows(this.table_id);
 END
@@ -47,7 +51,13 @@ COMMENT ON FUNCTION tokenkeeper.running_check(bigint) IS
     'Internal: the attachment that a check is about. Raises 22023 unless it goes on and its table can be read (check_readable), 42501 unless the session may execute '
     'code of the table.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.difference(f tokenkeeper.fact, is_out boolean, l tokenkeeper.ledger) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.sources_of(this tokenkeeper.attached_table) RETURNS bigint[]
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN this.source_id || ARRAY(SELECT s.source_id FROM tokenkeeper.registration_source AS s WHERE s.attachment = this.source_id);
+COMMENT ON FUNCTION tokenkeeper.sources_of(tokenkeeper.attached_table) IS 'Internal: the source_id of an attachment, its backfills and its repairs.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.difference(f tokenkeeper.fact, is_out boolean, l tokenkeeper.ledger, sources bigint[]) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -57,20 +67,25 @@ DECLARE
     own_tags CONSTANT text[] COLLATE "C" := tokenkeeper.sound_tags(f.tags);
 BEGIN
     IF is_out THEN
-        -- If it was registered since, then otherwise than by this row: its flag is older.
-        RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND l.registered_at <= coalesce(f.registered_at, 'infinity') THEN 'not logged out' END;
+        -- If it was registered since, then otherwise than by this row: its flag is older. So it is if another table has registered it last.
+        RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND (f.registered_at IS NULL OR f.registered_at BETWEEN l.registered_at AND clock_timestamp())
+                     AND (SELECT e.source_id <> ALL (sources) FROM tokenkeeper.token_event_log AS e
+                          WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived')
+                          ORDER BY e.event_id DESC LIMIT 1) IS NOT TRUE THEN 'not logged out' END;
     END IF;
     IF l.token_key IS NULL THEN
         RETURN 'unknown';
     END IF;
     IF l.logged_out_at >= l.registered_at AND (
-        -- A table has said so, and not the application, by calling unregister.
-        SELECT e.source_id IS NOT NULL FROM tokenkeeper.token_event_log AS e
+        -- A table has said so, and not the application since, by calling unregister.
+        SELECT e.source_id IS NOT NULL AND e.invalidated_after >= l.unregistered_by_app_at FROM tokenkeeper.token_event_log AS e
         WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event = 'unregistered_by_app' ORDER BY e.event_id DESC LIMIT 1) THEN
         RETURN 'logged out';
     END IF;
     RETURN CASE
-        WHEN f.registered_at > l.registered_at + interval '1 day' AND f.registered_at <= clock_timestamp() THEN 'registered later'
+        WHEN f.registered_at > clock_timestamp() THEN NULL
+        WHEN f.registered_at > l.registered_at + interval '1 day'
+            OR l.suppressed AND f.registered_at > greatest(l.registered_at, l.stale_at, l.suspect_at) THEN 'registered later'
         -- What was registered since knows better.
         WHEN l.registered_at > f.registered_at THEN NULL
         WHEN person <> coalesce(l.user_id, '') THEN 'another user'
@@ -83,8 +98,8 @@ BEGIN
     END;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.difference(tokenkeeper.fact, boolean, tokenkeeper.ledger) IS
-    'In what the ledger differs from the facts of a row (is_out: it is logged out), in words; null if in nothing.';
+COMMENT ON FUNCTION tokenkeeper.difference(tokenkeeper.fact, boolean, tokenkeeper.ledger, bigint[]) IS
+    'In what the ledger differs from the facts of a row (is_out: it is logged out), in words; null if in nothing. sources: those of the attachment.';
 
 -- A daemon will settle what is queued. The queue is read only if there are differences: a snapshot that has read it keeps its partitions from being truncated.
 CREATE OR REPLACE FUNCTION tokenkeeper.is_queued(topics text[], environments text[], keys bytea[]) RETURNS boolean[]
@@ -92,8 +107,9 @@ LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH queued AS MATERIALIZED (
-        SELECT DISTINCT r.topic COLLATE "C" AS topic, coalesce(r.environment, 'production') COLLATE "C" AS environment, decode(tokenkeeper.parse_token(r.token), 'hex') AS key
-        FROM tokenkeeper.registration AS r
+        SELECT DISTINCT r.topic COLLATE "C" AS topic, coalesce(r.environment, 'production') COLLATE "C" AS environment,
+               coalesce(tokenkeeper.token_key(r.token), decode(tokenkeeper.parse_token(r.token), 'hex')) AS key
+        FROM tokenkeeper.registration AS r WHERE r.topic = ANY (topics)
     )
     SELECT ARRAY(SELECT q.key IS NOT NULL FROM unnest(topics, environments, keys) WITH ORDINALITY AS k (topic, environment, key, n)
                  LEFT JOIN queued AS q ON q.topic = k.topic AND q.environment = k.environment AND q.key = k.key ORDER BY k.n)
@@ -108,18 +124,19 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
+    this tokenkeeper.attached_table := tokenkeeper.running_check(compare_facts.source_id);
+    sources bigint[] := tokenkeeper.sources_of(this);
     numbers bigint[];
     words text[];
     topics text[];
     environments text[];
     keys bytea[];
 BEGIN
-    PERFORM tokenkeeper.running_check(compare_facts.source_id);
     SELECT array_agg(c.n ORDER BY c.n), array_agg(c.difference ORDER BY c.n), array_agg(c.topic ORDER BY c.n), array_agg(c.environment ORDER BY c.n),
            array_agg(c.token_key ORDER BY c.n)
     INTO numbers, words, topics, environments, keys
     FROM (SELECT f.n, t.topic_id, f.topic, f.environment, k.token_key, f.registered_at, tokenkeeper.difference(
-              ROW(f.environment, f.topic, f.token, f.registered_at, f.device_id, f.user_id, f.tags)::tokenkeeper.fact, f.is_out, l.entry) AS difference
+              ROW(f.environment, f.topic, f.token, f.registered_at, f.device_id, f.user_id, f.tags)::tokenkeeper.fact, f.is_out, l.entry, sources) AS difference
           FROM ROWS FROM (unnest(compare_facts.facts), unnest(outs)) WITH ORDINALITY AS f (environment, topic, token, registered_at, device_id, user_id, tags, is_out, n)
           CROSS JOIN LATERAL (SELECT decode(tokenkeeper.parse_token(f.token), 'hex') AS token_key OFFSET 0) AS k
           LEFT JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
@@ -151,7 +168,7 @@ SET jit = off
 AS $$
 DECLARE
     this tokenkeeper.attached_table := tokenkeeper.running_check(reported_tokens.source_id);
-    sources bigint[] := this.source_id || ARRAY(SELECT s.source_id FROM tokenkeeper.registration_source AS s WHERE s.attachment = this.source_id);
+    sources bigint[] := tokenkeeper.sources_of(this);
 BEGIN
     RETURN QUERY
     SELECT t.environment::text, t.topic::text, encode(l.token_key, 'hex')
@@ -159,7 +176,7 @@ BEGIN
     JOIN tokenkeeper.ledger AS l USING (topic_id, token_key)
     JOIN tokenkeeper.topic AS t USING (topic_id)
     WHERE NOT l.suppressed
-      -- Not what somebody else has registered since.
+      -- Not what somebody else has registered since, as far as there is an event of it.
       AND (SELECT e.source_id = ANY (sources) FROM tokenkeeper.token_event_log AS e
            WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived') ORDER BY e.event_id DESC LIMIT 1);
 END
@@ -217,7 +234,11 @@ BEGIN
             tokenkeeper.other_row(this.table_id::text, this.facts, 'd.spelled', 'd.token'))
         INTO rows, reached, differences USING check_rows.max_rows, check_rows.source_id;
         failed := 0;
-    EXCEPTION WHEN data_exception OR undefined_function OR raise_exception OR assert_failure THEN
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        -- Not what concerns no row: a column or function that is gone, a lock, a full disk, a shutdown.
+        IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+            RAISE;
+        END IF;
         -- As in backfill_next.
         IF check_rows.max_rows > 1 THEN
             SELECT n.* INTO rows, reached, finished, failed, differences FROM tokenkeeper.check_rows(check_rows.source_id, check_rows.after, check_rows.max_rows / 2) AS n;
@@ -265,11 +286,17 @@ BEGIN
         this.facts ->> 'token')
     INTO differences USING check_lost.source_id, this.on_delete = 'unregister';
     RETURN differences;
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+        RAISE;
+    END IF;
+    -- A row that cannot be read may have any token. check_rows has counted it.
+    RETURN '[]';
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
     'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more; with on_delete => ''ignore'', only '
-    'those whose row the filter leaves out now. As JSON. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
+    'those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint

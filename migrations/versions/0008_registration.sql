@@ -147,7 +147,7 @@ COMMENT ON TABLE tokenkeeper.amended_registration IS
     'Registrations of which a device, a user or a tag could not be kept: they count without it. A row for each batch and source that had some, kept for '
     'sweep.event_retention.';
 COMMENT ON COLUMN tokenkeeper.amended_registration.source_id IS 'The registration_source; null for rows of the application.';
-COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the key of its row if there is one.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the first 8 characters of the key of its row, if there is one.';
 
 CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS

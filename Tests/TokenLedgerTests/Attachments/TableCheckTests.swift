@@ -198,6 +198,67 @@ import Testing
         for table in ["app.devices", "app.others"] { try same(check(devices, table), []) }
     }
 
+    @Test
+    func
+        `a missed registration revives a dead token, though it is less than a day later, and a clock that is ahead does nothing`()
+        throws
+    {
+        let devices = try devices()
+        try devices.drain()
+        try devices.database.psql(
+            "UPDATE tokenkeeper.ledger SET stale_at = registered_at + interval '1 hour' WHERE token_key IN ('\\x0001', '\\x0002', '\\x0003'); SELECT tokenkeeper.recompute_tokens()"
+        )
+        try missed(
+            devices,
+            """
+            UPDATE app.devices SET last_seen = last_seen + interval '2 hours' WHERE id = 1; UPDATE app.devices SET last_seen = last_seen + interval '30 minutes' WHERE id = 2;
+            UPDATE app.devices SET last_seen = now() + interval '1 hour', user_id = 70 WHERE id IN (3, 4);
+            UPDATE app.devices SET last_seen = now() + interval '1 hour', logged_out_at = now() WHERE id = 5
+            """)
+        try same(check(devices, repairs: true), ["1 0001 registered later"])
+        try devices.drain()
+        #expect(try devices.states().hasPrefix("0001 active, 0002 stale, 0003 stale, 0004 active, 0005 active"))
+        // Nor does a backfill log such a device out.
+        let source = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try devices.app("SELECT FROM tokenkeeper.backfill_next(\(source))")
+        try devices.drain()
+        #expect(try devices.states().contains("0005 active"))
+    }
+
+    @Test func `two tables that have a token with one instant do not take turns`() throws {
+        let devices = try AttachedDevices()
+        let arguments = "token => 'push_token', topic => 'bundle_id', logged_out => 'logged_out_at IS NOT NULL'"
+        try devices.attach(arguments: arguments)
+        try devices.app(
+            "CREATE TABLE app.others (LIKE app.devices INCLUDING ALL); SELECT FROM tokenkeeper.attach('app.others', \(arguments))"
+        )
+        try devices.app(
+            "INSERT INTO app.devices (push_token, logged_out_at) VALUES ('aa', now()); INSERT INTO app.others (push_token) VALUES ('aa')"
+        )
+        try devices.drain()
+        for _ in 1...2 {
+            for table in ["app.devices", "app.others"] {
+                try same(check(devices, table, repairs: true), [])
+                try devices.drain()
+            }
+        }
+        #expect(try devices.states() == "aa active")
+    }
+
+    @Test func `a row that cannot be read ends no check`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach(
+            arguments:
+                "token => 'push_token', topic => 'bundle_id', filter => 'device::integer = 1', on_delete => 'unregister'"
+        )
+        try devices.app(
+            "INSERT INTO app.devices (push_token, device) VALUES ('aa', '1'), ('bb', '1'), ('cc', 'x'), ('dd', '1')")
+        try devices.drain()
+        try missed(devices, "UPDATE app.devices SET push_token = 'ee' WHERE push_token = 'dd'")
+        try same(check(devices), ["4 ee unknown"])
+        #expect(try devices.app("SELECT differences FROM tokenkeeper.attachment") == "1")
+    }
+
     @Test func `what was registered later than the row knows better`() throws {
         let devices = try devices()
         try devices.drain()

@@ -24,6 +24,10 @@ struct BackfillTable: ParsableCommand {
     @Flag(help: "Compare, and queue what repairs the differences.")
     var `repair` = false
 
+    func validate() throws {
+        if check && `repair` { throw ValidationError("--check and --repair exclude each other") }
+    }
+
     func run() throws {
         let stop = ShutdownRequest.bySignal()
         let configuration = try options.load()

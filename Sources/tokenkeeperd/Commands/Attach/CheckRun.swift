@@ -21,18 +21,26 @@ struct CheckRun {
         var rows: Int64 = 0
         var (failed, repaired): (Int64, Int64) = (0, 0)
         var found: [String: (count: Int64, examples: [String])] = [:]
-        let isFinished = try check.perform(on: &reader) { page in
-            rows += page.rows
-            failed += page.failed
-            for difference in page.differences {
-                var kind = found[difference.difference] ?? (0, [])
-                kind.count += 1
-                if kind.examples.count < Self.examples { kind.examples.append(Self.text(difference)) }
-                found[difference.difference] = kind
+        var pace = QueuePace(stop: stop)
+        let isFinished: Bool
+        do {
+            isFinished = try check.perform(on: &reader) { page in
+                rows += page.rows
+                failed += page.failed
+                for difference in page.differences {
+                    var kind = found[difference.difference] ?? (0, [])
+                    kind.count += 1
+                    if kind.examples.count < Self.examples { kind.examples.append(Self.text(difference)) }
+                    found[difference.difference] = kind
+                }
+                if repairs, !page.differences.isEmpty { repaired += try check.repair(page, on: &writer) }
+                bar.advance(by: page.rows)
+                if repairs { try pace.wait(after: Int64(page.differences.count), &bar, on: &writer) }
+                return !stop.isAsked
             }
-            if repairs, !page.differences.isEmpty { repaired += try check.repair(page, on: &writer) }
-            bar.advance(by: page.rows)
-            return !stop.isAsked
+        } catch {
+            bar.finish()
+            throw error
         }
         bar.finish()
         guard isFinished else {
