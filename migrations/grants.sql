@@ -118,7 +118,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.key_columns(regclass),
     tokenkeeper.key_text(text[]),
     tokenkeeper.queue_row(bigint, text, tokenkeeper.fact, tokenkeeper.fact),
-    tokenkeeper.queue_lost(bigint, text, text, tokenkeeper.fact, tokenkeeper.fact),
+    tokenkeeper.queue_lost(bigint, text, tokenkeeper.fact, tokenkeeper.fact),
     tokenkeeper.update_body(text, regclass, jsonb),
     tokenkeeper.lost_rows(text, jsonb, text, text, text),
     tokenkeeper.insert_body(text, regclass, jsonb, text),

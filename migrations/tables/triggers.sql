@@ -12,7 +12,7 @@
 -- The trigger looks for another row after the statement, by the index on the token, and does not see what other transactions have not committed.
 
 -- With the rights of their caller, the owner of the table, who may insert into the queue.
-CREATE OR REPLACE FUNCTION tokenkeeper.queue_row(source bigint, row_key text, was tokenkeeper.fact, is_now tokenkeeper.fact) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.queue_row(source bigint, row_key text, was tokenkeeper.fact, is_now tokenkeeper.fact) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -22,7 +22,7 @@ DECLARE
     same_device CONSTANT boolean := (same_topic AND was.device_id <> '' AND tokenkeeper.device_name(was.device_id) = tokenkeeper.device_name(is_now.device_id)) IS TRUE;
 BEGIN
     IF is_now IS NOT DISTINCT FROM was THEN
-        RETURN NULL;
+        RETURN false;
     END IF;
     IF is_now.token IS NOT NULL THEN
         INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, returned, source_id, row_key)
@@ -36,16 +36,14 @@ BEGIN
             VALUES (was.environment, was.topic, was.token, was.registered_at, '', source, row_key);
         END IF;
     END IF;
-    RETURN CASE WHEN was.token IS NULL OR had_it THEN NULL
-                WHEN same_device AND was.registered_at < is_now.registered_at AND tokenkeeper.has_one_token_per_device(is_now.topic) THEN 'superseded'
-                ELSE 'lost' END;
+    RETURN was.token IS NOT NULL AND NOT had_it
+        AND NOT (same_device AND was.registered_at < is_now.registered_at AND tokenkeeper.has_one_token_per_device(is_now.topic));
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.queue_row(bigint, text, tokenkeeper.fact, tokenkeeper.fact) IS
-    'For the generated triggers: queues what a row says now, unless it says nothing new. Returns what became of a token that it has no longer: superseded by the new one, or '
-    'lost; null if there is none.';
+    'For the generated triggers: queues what a row says now, unless it says nothing new. Returns whether the token that it had before is lost to it: then queue_lost.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.queue_lost(source bigint, row_key text, fate text, was tokenkeeper.fact, other tokenkeeper.fact) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.queue_lost(source bigint, row_key text, was tokenkeeper.fact, other tokenkeeper.fact) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -53,25 +51,24 @@ BEGIN
     IF other.token IS NOT NULL THEN
         INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, source_id, row_key)
         VALUES (other.environment, other.topic, other.token, other.registered_at, other.device_id, other.user_id, other.tags, source, row_key);
-    ELSIF fate = 'lost' THEN
+    ELSE
         INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, row_key)
         VALUES (was.environment, was.topic, was.token, clock_timestamp(), true, source, row_key);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.queue_lost(bigint, text, text, tokenkeeper.fact, tokenkeeper.fact) IS
-    'For the generated triggers: queues what another row with the same token says; if there is none and the token is lost, a logout.';
+COMMENT ON FUNCTION tokenkeeper.queue_lost(bigint, text, tokenkeeper.fact, tokenkeeper.fact) IS
+    'For the generated triggers: queues what another row with the same token says, or a logout if there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.update_body(source text, attached regclass, plan jsonb) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 -- Binary images are compared first: that works for every type and collation, and costs little.
 RETURN format($body$        IF ROW(%1$s)::record OPERATOR(pg_catalog.*<>) ROW(%2$s)::record THEN
-            fate := tokenkeeper.queue_row(%7$s, %8$s, CASE WHEN %5$s THEN ROW(%6$s)::tokenkeeper.fact END,
-                                          CASE WHEN %3$s THEN ROW(%4$s)::tokenkeeper.fact END);
-            IF fate IS NOT NULL THEN
+            IF tokenkeeper.queue_row(%7$s, %8$s, CASE WHEN %5$s THEN ROW(%6$s)::tokenkeeper.fact END,
+                                     CASE WHEN %3$s THEN ROW(%4$s)::tokenkeeper.fact END) THEN
                 PERFORM tokenkeeper.check_attached_name(%9$L, TG_RELID);
-                PERFORM tokenkeeper.queue_lost(%7$s, %8$s, fate, l.was, (
+                PERFORM tokenkeeper.queue_lost(%7$s, %8$s, l.was, (
                     SELECT ROW(o.*)::tokenkeeper.fact FROM (%10$s) AS o (%11$s)
                     WHERE o.token = (l.was).token AND o.topic = (l.was).topic AND o.environment = (l.was).environment ORDER BY o.registered_at DESC LIMIT 1))
                 FROM (SELECT ROW(%6$s)::tokenkeeper.fact AS was) AS l;
@@ -146,7 +143,6 @@ DECLARE
     r ALIAS FOR NEW;
     old_row ALIAS FOR OLD;
     -- No variable has a type of ours: where a dump was restored without this schema, the function must still begin.
-    fate text;
     failed_state text;
     failed_constraint text;
 BEGIN

@@ -129,21 +129,6 @@ import Testing
         )
     }
 
-    @Test func `a token that a newer one supersedes in its row still belongs to another row that has it`() throws {
-        let devices = try AttachedDevices()
-        try devices.attach()
-        try devices.app(
-            "INSERT INTO app.devices (push_token, last_seen, device, user_id) VALUES ('aaaa', now() - interval '2 days', 'd2', 2), ('aaaa', now() - interval '1 day', 'd1', 1)"
-        )
-        try devices.drain()
-        try devices.app("UPDATE app.devices SET push_token = 'bbbb', last_seen = now() WHERE user_id = 1")
-        try devices.drain()
-        #expect(try devices.states() == "aaaa active, bbbb active")
-        #expect(
-            try devices.database.psql("SELECT user_id, device_id FROM tokenkeeper.token WHERE token = 'aaaa'") == "2|d2"
-        )
-    }
-
     @Test func `of two overlapping transactions, the later one may set the earlier instant`() throws {
         let devices = try AttachedDevices()
         try devices.attach()
