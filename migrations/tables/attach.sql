@@ -250,7 +250,7 @@ DECLARE
         'tags', attach.tags, 'logged_out', attach.logged_out));
     found record;
     plan jsonb;
-    warnings text[];
+    keys text[] := tokenkeeper.key_columns(this);
     errors text[];
     source text;
     statement text;
@@ -265,8 +265,8 @@ BEGIN
     END IF;
     found := tokenkeeper.read_facts(this, arguments);
     errors := errors || found.faults;
-    plan := jsonb_build_object('arguments', arguments, 'facts', found.facts, 'old_facts', found.old_facts, 'columns', found.columns, 'key_columns', tokenkeeper.key_columns(this), 'key_text', tokenkeeper.key_text(tokenkeeper.key_columns(this)),
-        'on_delete', attach.on_delete, 'always', attach.always, 'name', coalesce(attach.name, tokenkeeper.full_name(this)));
+    plan := jsonb_build_object('arguments', arguments, 'facts', found.facts, 'old_facts', found.old_facts, 'columns', found.columns, 'key_columns', keys,
+        'key_text', tokenkeeper.key_text(keys), 'on_delete', attach.on_delete, 'always', attach.always, 'name', coalesce(attach.name, tokenkeeper.full_name(this)));
     IF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.table_id = this AND a.arguments ->> 'topic' = attach.topic
                   AND a.arguments ->> 'environment' = attach.environment) THEN
         errors := errors || 'another attachment of the table has this topic, and each would log out tokens of the other: use one attachment, with one filter'::text;

@@ -144,6 +144,26 @@ COMMENT ON FUNCTION tokenkeeper.rows_after(regclass, text[], text) IS
     'As SQL: the condition for the rows of a table after the one with this key (null: for all), and the order of the key. The key as key_text writes it. '
     'Raises 22P02 for another text.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.page_query(this tokenkeeper.attached_table, "position" text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('SELECT %s, (%s) IS TRUE, (%s) IS TRUE, %s, %s FROM %s AS r WHERE %s ORDER BY %s', tokenkeeper.key_text(this.key_columns),
+                  tokenkeeper.fact_test(this.facts), tokenkeeper.logged_out_test(this.facts), this.facts ->> 'token', tokenkeeper.fact_list(this.facts),
+                  this.table_id, a.condition, a.key_order)
+    FROM tokenkeeper.rows_after(this.table_id, this.key_columns, page_query.position) AS a
+$$;
+COMMENT ON FUNCTION tokenkeeper.page_query(tokenkeeper.attached_table, text) IS
+    'Internal: a query for the rows of an attached table after the one with this key, in the order of the key: the key, whether the row has facts, whether it is '
+    'logged out, the token as it is spelled, and the columns of a fact.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.may_be_of_a_row(state text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+RETURN left(state, 2) NOT IN ('40', '42', '53', '55', '57', '58', 'XX');
+COMMENT ON FUNCTION tokenkeeper.may_be_of_a_row(text) IS
+    'Whether an SQLSTATE may come from an expression that fails for a row, and not from a column or function that is gone, a lock, a full disk or a shutdown.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.next_key(this tokenkeeper.attached_table, "position" text) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -194,7 +214,7 @@ AS $$
 DECLARE
     here record;
     this tokenkeeper.attached_table;
-    after record;
+    page text;
     reached text;
 BEGIN
     IF (backfill_next.max_rows BETWEEN 1 AND 100000) IS NOT TRUE THEN
@@ -203,12 +223,10 @@ BEGIN
     here := tokenkeeper.lock_backfill(backfill_next.source_id);
     this := here.this;
     PERFORM tokenkeeper.hold_name(this);
-    after := tokenkeeper.rows_after(this.table_id, this.key_columns, here.position);
+    page := tokenkeeper.page_query(this, here.position);
     BEGIN
         EXECUTE format($sql$
-            WITH page (row_key, registers, is_out, spelled, %1$s) AS MATERIALIZED (
-                SELECT %2$s, (%3$s) IS TRUE, (%4$s) IS TRUE, %5$s, %6$s FROM %7$s AS r WHERE %8$s ORDER BY %9$s LIMIT $1
-            ), registered AS (
+            WITH page (row_key, registers, is_out, spelled, %1$s) AS MATERIALIZED (%2$s LIMIT $1), registered AS (
                 INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, source_id, row_key)
                 -- An instant in the future would count as now, and each backfill would register the row again.
                 SELECT p.environment, p.topic, p.token, CASE WHEN p.registered_at > clock_timestamp() THEN 'epoch' ELSE p.registered_at END, p.device_id,
@@ -218,21 +236,18 @@ BEGIN
                 INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, row_key)
                 SELECT p.environment, p.topic, p.token, CASE WHEN p.registered_at > clock_timestamp() THEN 'epoch' ELSE p.registered_at END, true, $2, p.row_key
                 FROM page AS p LEFT JOIN LATERAL (
-                    SELECT true AS has_it FROM (%10$s) AS o (%1$s)
+                    SELECT true AS has_it FROM (%3$s) AS o (%1$s)
                     WHERE p.is_out AND o.token = p.token AND o.topic = p.topic AND o.environment = p.environment LIMIT 1) AS o ON true
                 WHERE p.is_out AND o.has_it IS NULL RETURNING 1
             )
             SELECT count(*), (SELECT count(*) FROM registered) + (SELECT count(*) FROM lost),
                    count(*) FILTER (WHERE (p.registers OR p.is_out) AND tokenkeeper.parse_token(p.token) IS NULL), (array_agg(p.row_key))[count(*)]
             FROM page AS p $sql$,
-            tokenkeeper.fact_columns(), tokenkeeper.key_text(this.key_columns), tokenkeeper.fact_test(this.facts), tokenkeeper.logged_out_test(this.facts),
-            this.facts ->> 'token', tokenkeeper.fact_list(this.facts), this.table_id, after.condition, after.key_order,
-            tokenkeeper.other_row(this.table_id::text, this.facts, 'p.spelled', 'p.token'))
+            tokenkeeper.fact_columns(), page, tokenkeeper.other_row(this.table_id::text, this.facts, 'p.spelled', 'p.token'))
         INTO rows, queued, unreadable, reached USING backfill_next.max_rows, backfill_next.source_id;
         failed := 0;
     EXCEPTION WHEN OTHERS OR assert_failure THEN
-        -- Not what concerns no row: a column or function that is gone, a lock, a full disk, a shutdown.
-        IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+        IF NOT tokenkeeper.may_be_of_a_row(SQLSTATE) THEN
             RAISE;
         END IF;
         -- An expression fails for one of these rows: then fewer at once, and in the end only that one is passed over.
@@ -251,8 +266,9 @@ COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
     'Queues the next rows of a backfill, by the table''s key, and notes in the same transaction how far it has come, so that each row is queued exactly once: '
     'a row with a token as a registration at its registered_at; one that is logged out as a logout of that instant, unless another row has the token. Returns how '
     'many rows it has read (at most max_rows, 1 to 100000), how many it has queued, of these how many have a token that cannot be read (the daemon will '
-    'reject them), and for how many an expression fails: those are passed over, and counted in attachment.failures. In a session of the table''s owner. Raises 42501 for other sessions, as begin_backfill does, 22023 unless the source is a backfill that '
-    'has not finished.';
+    'reject them), and for how many an expression fails: those are passed over, and counted in attachment.failures. In a session of the table''s owner. '
+    'Raises 42501 for other sessions, as begin_backfill does, 22023 unless the source is a backfill that has not finished.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -86,7 +86,7 @@ BEGIN
         WHEN f.registered_at > clock_timestamp() THEN NULL
         WHEN f.registered_at > l.registered_at + interval '1 day'
             OR l.suppressed AND f.registered_at > greatest(l.registered_at, l.stale_at, l.suspect_at) THEN 'registered later'
-        -- What was registered since knows better.
+        -- A later registration knows better than the row.
         WHEN l.registered_at > f.registered_at THEN NULL
         WHEN person <> coalesce(l.user_id, '') THEN 'another user'
         WHEN device <> coalesce(l.device_id, '') THEN 'another device'
@@ -198,14 +198,12 @@ SET bytea_output = 'hex'
 AS $$
 DECLARE
     this tokenkeeper.attached_table := tokenkeeper.running_check(check_rows.source_id);
-    place record := tokenkeeper.rows_after(this.table_id, this.key_columns, check_rows.after);
+    page text := tokenkeeper.page_query(this, check_rows.after);
 BEGIN
     PERFORM tokenkeeper.hold_name(this);
     BEGIN
         EXECUTE format($sql$
-            WITH page (row_key, registers, is_out, spelled, %1$s) AS MATERIALIZED (
-                SELECT %2$s, (%3$s) IS TRUE, (%4$s) IS TRUE, %5$s, %6$s FROM %7$s AS r WHERE %8$s ORDER BY %9$s LIMIT $1
-            ), said AS MATERIALIZED (
+            WITH page (row_key, registers, is_out, spelled, %1$s) AS MATERIALIZED (%2$s LIMIT $1), said AS MATERIALIZED (
                 SELECT row_number() OVER () AS n, ROW(%1$s)::tokenkeeper.fact AS fact, p.* FROM page AS p WHERE p.registers OR p.is_out
             ), differing AS MATERIALIZED (
                 SELECT c.difference, s.*
@@ -215,7 +213,7 @@ BEGIN
                 -- Of several rows that have a token, one has to agree.
                 SELECT row_number() OVER () AS n, d.n AS of_row, ROW(o.*)::tokenkeeper.fact AS fact
                 FROM differing AS d CROSS JOIN LATERAL (
-                    SELECT o.* FROM (%10$s) AS o (%1$s)
+                    SELECT o.* FROM (%3$s) AS o (%1$s)
                     WHERE o.token = d.token AND o.topic = d.topic AND o.environment = d.environment) AS o
             ), agreeing AS (
                 SELECT o.of_row FROM other AS o WHERE o.n NOT IN (
@@ -229,14 +227,11 @@ BEGIN
             WHERE NOT EXISTS (SELECT FROM agreeing AS a WHERE a.of_row = d.n)
               -- If all differ, one is repaired.
               AND NOT EXISTS (SELECT FROM other AS o WHERE o.of_row = d.n AND (d.is_out OR ((o.fact).registered_at, o.fact) > (d.registered_at, d.fact))) $sql$,
-            tokenkeeper.fact_columns(), tokenkeeper.key_text(this.key_columns), tokenkeeper.fact_test(this.facts), tokenkeeper.logged_out_test(this.facts),
-            this.facts ->> 'token', tokenkeeper.fact_list(this.facts), this.table_id, place.condition, place.key_order,
-            tokenkeeper.other_row(this.table_id::text, this.facts, 'd.spelled', 'd.token'))
+            tokenkeeper.fact_columns(), page, tokenkeeper.other_row(this.table_id::text, this.facts, 'd.spelled', 'd.token'))
         INTO rows, reached, differences USING check_rows.max_rows, check_rows.source_id;
         failed := 0;
     EXCEPTION WHEN OTHERS OR assert_failure THEN
-        -- Not what concerns no row: a column or function that is gone, a lock, a full disk, a shutdown.
-        IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+        IF NOT tokenkeeper.may_be_of_a_row(SQLSTATE) THEN
             RAISE;
         END IF;
         -- As in backfill_next.
@@ -251,8 +246,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_rows(bigint, text, integer) IS
     'Compares the next rows of an attached table with the ledger, by the table''s key after the row with the key `after` (null: from the beginning). Returns how many rows '
-    'it has read, the key of the last, whether that was all, for how many an expression fails, and the differences as JSON: row, difference (in words), and the facts of the row. In a session of the '
-    'table''s owner, in one snapshot. Raises 22023 and 42501, as running_check does, and 22P02 for a key that is none.';
+    'it has read, the key of the last, whether that was all, for how many an expression fails, and the differences as JSON: row, difference (in words), and the '
+    'facts of the row. In a session of the table''s owner, in one snapshot. Raises 22023 and 42501, as running_check does, and 22P02 or 22003 for a key that is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_lost(source_id bigint) RETURNS jsonb
 LANGUAGE plpgsql
@@ -287,7 +282,7 @@ BEGIN
     INTO differences USING check_lost.source_id, this.on_delete = 'unregister';
     RETURN differences;
 EXCEPTION WHEN OTHERS OR assert_failure THEN
-    IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58', 'XX') THEN
+    IF NOT tokenkeeper.may_be_of_a_row(SQLSTATE) THEN
         RAISE;
     END IF;
     -- A row that cannot be read may have any token. check_rows has counted it.

@@ -101,15 +101,23 @@ COMMENT ON FUNCTION tokenkeeper.read_expression(regclass, text) IS
     'qualified; its type and collation; the columns that it uses; how PostgreSQL has parsed it. meant is the text, or the quoted name of the column that it is. '
     'fault says what is wrong with it.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.as_fact(fact text, expression text, type regtype) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.base_type(type regtype) RETURNS regtype
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH RECURSIVE base AS (
-        SELECT t.* FROM pg_type AS t WHERE t.oid = type
+        SELECT t.oid, t.typtype, t.typbasetype FROM pg_type AS t WHERE t.oid = type
         UNION ALL
-        SELECT t.* FROM base AS b JOIN pg_type AS t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+        SELECT t.oid, t.typtype, t.typbasetype FROM base AS b JOIN pg_type AS t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
+    SELECT b.oid::regtype FROM base AS b WHERE b.typtype <> 'd'
+$$;
+COMMENT ON FUNCTION tokenkeeper.base_type(regtype) IS 'The type itself, or of a domain what is below all domains.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.as_fact(fact text, expression text, type regtype) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
     SELECT format(CASE
             WHEN fact = 'token' AND b.typcategory = 'S' OR fact IN ('topic', 'environment') AND b.typcategory IN ('S', 'E')
                 OR fact IN ('device_id', 'user_id') AND b.typtype IN ('b', 'e') AND b.typcategory NOT IN ('A') AND b.typname NOT IN ('json', 'jsonb')
@@ -121,7 +129,7 @@ AS $$
             WHEN fact = 'tags' AND b.oid IN ('json'::regtype, 'jsonb'::regtype) THEN 'tokenkeeper.tags_of(%s::jsonb)'
             WHEN fact = 'tags' AND b.typcategory = 'S' THEN 'CASE WHEN %1$s <> '''' THEN ARRAY[%1$s::text] END'
         END, expression)
-    FROM base AS b WHERE b.typtype <> 'd'
+    FROM pg_type AS b WHERE b.oid = tokenkeeper.base_type(type)
 $$;
 COMMENT ON FUNCTION tokenkeeper.as_fact(text, text, regtype) IS
     'An expression of a type as the SQL of a fact (token, topic, environment, registered_at, device_id, user_id, tags, filter, logged_out); null if it cannot be one.';

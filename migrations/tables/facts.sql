@@ -65,23 +65,18 @@ CREATE OR REPLACE FUNCTION tokenkeeper.token_look_up(sql text, type regtype, col
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH RECURSIVE base AS (
-        SELECT t.* FROM pg_type AS t WHERE t.oid = type
-        UNION ALL
-        SELECT t.* FROM base AS b JOIN pg_type AS t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
-    )
     -- Upper and lower case of hex are the same token. The comparison is that of an index on the expression. The type without a length: character alone would
     -- be character(1). A percent sign of the expression is none of format.
     SELECT replace(sql COLLATE "C", '%', '%%') || CASE WHEN b.oid = 'bytea'::regtype THEN ' = decode(%2$s, ''hex'')'
         ELSE format(' OPERATOR(%I.%s) ANY (ARRAY[%%1$s, lower(%%1$s), upper(%%1$s), %%2$s, upper(%%2$s)]::%s[]%s)', n.nspname, o.oprname, format_type(k.opcintype, -1),
                     ' COLLATE ' || collation_name) END
-    FROM base AS b
+    FROM pg_type AS b
     JOIN pg_opclass AS k ON k.opcdefault AND k.opcintype = CASE WHEN b.oid = 'varchar'::regtype THEN 'text'::regtype ELSE b.oid END
     JOIN pg_am AS m ON m.oid = k.opcmethod AND m.amname = 'btree'
     JOIN pg_amop AS p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype AND p.amoprighttype = k.opcintype AND p.amopstrategy = 3
     JOIN pg_operator AS o ON o.oid = p.amopopr
     JOIN pg_namespace AS n ON n.oid = o.oprnamespace
-    WHERE b.typtype <> 'd'
+    WHERE b.oid = tokenkeeper.base_type(type)
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_look_up(text, regtype, text) IS
     'The condition that a row spells its token like a text or in hex, for an index on the expression of the token; with %1$s in place of the text, and %2$s of the hex.';

@@ -46,7 +46,8 @@ COMMENT ON COLUMN tokenkeeper.attached_table.table_id IS 'The table. A number in
 COMMENT ON COLUMN tokenkeeper.attached_table.table_name IS 'The schema and name of the table when it was attached.';
 COMMENT ON COLUMN tokenkeeper.attached_table.arguments IS 'The expressions that attach was given.';
 COMMENT ON COLUMN tokenkeeper.attached_table.facts IS
-    'By fact, the SQL that attach has made of the expression, for a row that is called r; look_up is the condition that finds the rows with a token. Only sessions of the table''s owner execute it.';
+    'By fact, the SQL that attach has made of the expression, for a row that is called r. look_up is the condition that finds the rows with a token, token_column '
+    'the column that is the token. Only sessions of the table''s owner execute it.';
 COMMENT ON COLUMN tokenkeeper.attached_table.columns IS 'The columns that the expressions use.';
 COMMENT ON COLUMN tokenkeeper.attached_table.key_columns IS 'The key by which a backfill reads the rows; empty if the table has none.';
 COMMENT ON COLUMN tokenkeeper.attached_table.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
