@@ -1,6 +1,8 @@
 -- What attach generates: the trigger functions and triggers of an attachment. They belong to the owner of the table, and are named by its source_id (17, for example):
 --
---   tokenkeeper_insert_17(), tokenkeeper_update_17(), tokenkeeper_delete_17() RETURNS trigger    SECURITY DEFINER with pinned settings
+--   tokenkeeper_insert_17(), tokenkeeper_delete_17() RETURNS trigger    SECURITY DEFINER with pinned settings
+--   tokenkeeper_update_17() RETURNS trigger                             SECURITY DEFINER, compares the columns and calls
+--   tokenkeeper_change_17(old_row record, r record, only_new boolean, tg_relid oid) RETURNS void    pinned settings; queues what has changed
 --
 -- What a write does to the facts of its rows (facts.sql) is queued:
 --
@@ -11,75 +13,30 @@
 --
 -- The trigger looks for another row after the statement, by the index on the token, and does not see what other transactions have not committed.
 
--- With the rights of their caller, the owner of the table, who may insert into the queue.
-CREATE OR REPLACE FUNCTION tokenkeeper.queue_row(source bigint, row_key text, was tokenkeeper.fact, is_now tokenkeeper.fact) RETURNS boolean
-LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION tokenkeeper.compared_columns(row_name text, plan jsonb) RETURNS text
+LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    same_topic CONSTANT boolean := (was.topic = is_now.topic AND was.environment = is_now.environment) IS TRUE;
-    had_it CONSTANT boolean := same_topic AND was.token = is_now.token;
-    same_device CONSTANT boolean := (same_topic AND was.device_id <> '' AND tokenkeeper.device_name(was.device_id) = tokenkeeper.device_name(is_now.device_id)) IS TRUE;
-BEGIN
-    IF is_now IS NOT DISTINCT FROM was THEN
-        RETURN false;
-    END IF;
-    IF is_now.token IS NOT NULL THEN
-        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, returned, source_id, row_key)
-        VALUES (is_now.environment, is_now.topic, is_now.token,
-                -- An instant in the future has counted as the moment of the write that set it.
-                CASE WHEN had_it AND was.registered_at = is_now.registered_at AND is_now.registered_at > clock_timestamp() THEN 'epoch'
-                     ELSE is_now.registered_at END, is_now.device_id, is_now.user_id, is_now.tags, NOT had_it, source, row_key);
-        IF same_device AND NOT had_it AND was.registered_at > is_now.registered_at THEN
-            -- Of two transactions that overlap, the later one may write the earlier instant. The old token would supersede the new one: it leaves the device.
-            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, source_id, row_key)
-            VALUES (was.environment, was.topic, was.token, was.registered_at, '', source, row_key);
-        END IF;
-    END IF;
-    RETURN was.token IS NOT NULL AND NOT had_it
-        AND NOT (same_device AND was.registered_at < is_now.registered_at AND tokenkeeper.has_one_token_per_device(is_now.topic));
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.queue_row(bigint, text, tokenkeeper.fact, tokenkeeper.fact) IS
-    'For the generated triggers: queues what a row says now, unless it says nothing new. Returns whether the token that it had before is lost to it: then queue_lost.';
+RETURN (SELECT format('ROW(%s)::pg_catalog.record', string_agg(format('%I.%I', row_name, c), ', ')) FROM jsonb_array_elements_text(plan -> 'columns') AS c);
+COMMENT ON FUNCTION tokenkeeper.compared_columns(text, jsonb) IS 'The columns of a row that the expressions of an attachment use, as SQL.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.queue_lost(source bigint, row_key text, was tokenkeeper.fact, other tokenkeeper.fact) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF other.token IS NOT NULL THEN
-        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, source_id, row_key)
-        VALUES (other.environment, other.topic, other.token, other.registered_at, other.device_id, other.user_id, other.tags, source, row_key);
-    ELSE
-        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id, row_key)
-        VALUES (was.environment, was.topic, was.token, clock_timestamp(), true, source, row_key);
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.queue_lost(bigint, text, tokenkeeper.fact, tokenkeeper.fact) IS
-    'For the generated triggers: queues what another row with the same token says, or a logout if there is none.';
-
-CREATE OR REPLACE FUNCTION tokenkeeper.update_body(source text, attached regclass, plan jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.update_body(changed text, plan jsonb, failure_note text) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 -- Binary images are compared first: that works for every type and collation, and costs little.
-RETURN format($body$        IF ROW(%1$s)::record OPERATOR(pg_catalog.*<>) ROW(%2$s)::record THEN
-            IF tokenkeeper.queue_row(%7$s, %8$s, CASE WHEN %5$s THEN ROW(%6$s)::tokenkeeper.fact END,
-                                     CASE WHEN %3$s THEN ROW(%4$s)::tokenkeeper.fact END) THEN
-                PERFORM tokenkeeper.check_attached_name(%9$L, TG_RELID);
-                PERFORM tokenkeeper.queue_lost(%7$s, %8$s, l.was, (
-                    SELECT ROW(o.*)::tokenkeeper.fact FROM (%10$s) AS o (%11$s)
-                    WHERE o.token = (l.was).token AND o.topic = (l.was).topic AND o.environment = (l.was).environment ORDER BY o.registered_at DESC LIMIT 1))
-                FROM (SELECT ROW(%6$s)::tokenkeeper.fact AS was) AS l;
-            END IF;
+RETURN format($body$        IF %1$s OPERATOR(pg_catalog.*<>) %2$s THEN
+            PERFORM %3$s(OLD, NEW, false, TG_RELID);
         END IF;
-$body$, (SELECT string_agg(format('r.%I', c), ', ') FROM jsonb_array_elements_text(plan -> 'columns') AS c),
-        (SELECT string_agg(format('old_row.%I', c), ', ') FROM jsonb_array_elements_text(plan -> 'columns') AS c),
-        tokenkeeper.fact_test(plan -> 'facts'), tokenkeeper.fact_list(plan -> 'facts'),
-        tokenkeeper.fact_test(plan -> 'old_facts'), tokenkeeper.fact_list(plan -> 'old_facts'), source, plan ->> 'key_text', attached,
-        tokenkeeper.other_row(attached::text, plan -> 'facts', format('(%s)', plan -> 'old_facts' ->> 'token'), '(l.was).token'), tokenkeeper.fact_columns());
-COMMENT ON FUNCTION tokenkeeper.update_body(text, regclass, jsonb) IS 'What the generated trigger function of an UPDATE does, for each row.';
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME;
+%4$s        BEGIN
+            -- It may be the old row that cannot be read, or a column that has another type now.
+            PERFORM %3$s(NEW, NEW, true, TG_RELID);
+        EXCEPTION WHEN OTHERS OR assert_failure THEN
+            NULL;
+        END;
+$body$, tokenkeeper.compared_columns('r', plan), tokenkeeper.compared_columns('old_row', plan), changed, failure_note);
+COMMENT ON FUNCTION tokenkeeper.update_body(text, jsonb, text) IS
+    'What the generated trigger function of an UPDATE does, for each row: if a column has changed that the expressions use, it calls the function changed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lost_rows(attached text, facts jsonb, key_text text, rows text, condition text) RETURNS text
 LANGUAGE sql STABLE
@@ -111,6 +68,59 @@ $body$, rows, tokenkeeper.logged_out_test(plan -> 'facts'), attached, source,
         tokenkeeper.lost_rows(attached::text, plan -> 'facts', plan ->> 'key_text', rows, tokenkeeper.logged_out_test(plan -> 'facts'))) ELSE '' END;
 COMMENT ON FUNCTION tokenkeeper.insert_body(text, regclass, jsonb, text) IS 'What the generated trigger function of an INSERT does. rows is a relation, as SQL, that is called r, or anything if r is the variable.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.change_function(source text, attached regclass, plan jsonb) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN format($body$#variable_conflict use_column
+DECLARE
+    was tokenkeeper.fact;
+    is_now tokenkeeper.fact;
+    same_topic boolean;
+    had_it boolean;
+    same_device boolean;
+BEGIN
+    IF only_new THEN
+        -- Not what follows, which PostgreSQL has planned for the types that the columns had when the session began.
+%10$s        RETURN;
+    END IF;
+    was := CASE WHEN %1$s THEN ROW(%2$s)::tokenkeeper.fact END;
+    is_now := CASE WHEN %3$s THEN ROW(%4$s)::tokenkeeper.fact END;
+    IF is_now IS NOT DISTINCT FROM was THEN
+        RETURN;
+    END IF;
+    same_topic := (was.topic = is_now.topic AND was.environment = is_now.environment) IS TRUE;
+    had_it := same_topic AND was.token = is_now.token;
+    same_device := (same_topic AND NOT had_it AND was.device_id <> '' AND tokenkeeper.device_name(was.device_id) = tokenkeeper.device_name(is_now.device_id)) IS TRUE;
+    IF is_now.token IS NOT NULL THEN
+        INSERT INTO tokenkeeper.registration (%5$s, returned, source_id, row_key)
+        VALUES (is_now.environment, is_now.topic, is_now.token,
+                -- An instant in the future has counted as the moment of the write that set it.
+                CASE WHEN had_it AND was.registered_at = is_now.registered_at AND is_now.registered_at > clock_timestamp() THEN 'epoch'
+                     ELSE is_now.registered_at END, is_now.device_id, is_now.user_id, is_now.tags, NOT had_it, %6$s, %7$s);
+        IF same_device AND was.registered_at > is_now.registered_at THEN
+            -- Of two transactions that overlap, the later one may write the earlier instant. The old token would supersede the new one: it leaves the device.
+            INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, source_id, row_key)
+            VALUES (was.environment, was.topic, was.token, was.registered_at, '', %6$s, %7$s);
+        END IF;
+    END IF;
+    IF was.token IS NULL OR had_it OR (same_device AND was.registered_at < is_now.registered_at AND tokenkeeper.has_one_token_per_device(is_now.topic)) THEN
+        RETURN;
+    END IF;
+    -- The row has lost its token: another row may have it.
+    PERFORM tokenkeeper.check_attached_name(%8$L, tg_relid);
+    INSERT INTO tokenkeeper.registration (%5$s, unregistered, source_id, row_key)
+    SELECT was.environment, was.topic, was.token, coalesce(o.registered_at, clock_timestamp()), o.device_id, o.user_id, o.tags, o.token IS NULL, %6$s, %7$s
+    FROM (SELECT) AS nothing LEFT JOIN (
+        SELECT o.* FROM (%9$s) AS o (%5$s)
+        WHERE o.token = was.token AND o.topic = was.topic AND o.environment = was.environment ORDER BY o.registered_at DESC LIMIT 1) AS o ON true;
+END
+$body$, tokenkeeper.fact_test(plan -> 'old_facts'), tokenkeeper.fact_list(plan -> 'old_facts'), tokenkeeper.fact_test(plan -> 'facts'), tokenkeeper.fact_list(plan -> 'facts'),
+    tokenkeeper.fact_columns(), source, plan ->> 'key_text', attached,
+    tokenkeeper.other_row(attached::text, plan -> 'facts', format('(%s)', plan -> 'old_facts' ->> 'token'), 'was.token'),
+    tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing'));
+COMMENT ON FUNCTION tokenkeeper.change_function(text, regclass, jsonb) IS
+    'The body of the generated function that queues what an UPDATE of a row says, with the parameters old_row, r, only_new (only r can be read) and tg_relid.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.delete_body(source text, attached regclass, plan jsonb, rows text) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -134,7 +144,7 @@ RETURN format($body$        BEGIN
 $body$, source, attached);
 COMMENT ON FUNCTION tokenkeeper.failure_note(text, regclass) IS 'The part of a generated trigger function that notes a failure.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.trigger_function(kind text, source text, attached regclass, plan jsonb, each_row boolean) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.trigger_function(kind text, source text, attached regclass, plan jsonb, each_row boolean, changed text) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 -- The provider's write never fails because of this function.
@@ -143,26 +153,20 @@ DECLARE
     r ALIAS FOR NEW;
     old_row ALIAS FOR OLD;
     -- No variable has a type of ours: where a dump was restored without this schema, the function must still begin.
-    failed_state text;
-    failed_constraint text;
+    failed_state pg_catalog.text;
+    failed_constraint pg_catalog.text;
 BEGIN
     BEGIN
-%1$s    EXCEPTION WHEN OTHERS OR assert_failure THEN
-        GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME;
-%2$s    END;
+%s    END;
     RETURN NULL;
 END
-$body$, CASE kind
-        WHEN 'update' THEN tokenkeeper.update_body(source, attached, plan)
+$body$, CASE WHEN kind = 'update' THEN tokenkeeper.update_body(changed, plan, tokenkeeper.failure_note(source, attached))
+    ELSE CASE kind
         WHEN 'insert' THEN tokenkeeper.insert_body(source, attached, plan, CASE WHEN each_row THEN '(SELECT) AS nothing' ELSE 'changed_rows AS r' END)
-        ELSE tokenkeeper.delete_body(source, attached, plan, CASE WHEN each_row THEN '(SELECT OLD.*) AS r' ELSE 'changed_rows AS r' END) END,
-    CASE WHEN kind = 'update' THEN tokenkeeper.failure_note(source, attached) || format($body$        BEGIN
-            -- It may be the old row that cannot be read.
-%s        EXCEPTION WHEN OTHERS OR assert_failure THEN
-            NULL;
-        END;
-$body$, tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing'))
-    WHEN each_row THEN tokenkeeper.failure_note(source, attached)
+        ELSE tokenkeeper.delete_body(source, attached, plan, CASE WHEN each_row THEN '(SELECT OLD.*) AS r' ELSE 'changed_rows AS r' END) END
+    || format($body$    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        GET STACKED DIAGNOSTICS failed_state = RETURNED_SQLSTATE, failed_constraint = CONSTRAINT_NAME;
+%s$body$, CASE WHEN each_row THEN tokenkeeper.failure_note(source, attached)
     ELSE format($body$        -- Row by row, only those that cannot be read are lost.
         FOR NEW IN SELECT * FROM changed_rows LOOP
             BEGIN
@@ -171,9 +175,9 @@ $body$, tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing'))
 %s            END;
         END LOOP;
 $body$, CASE kind WHEN 'delete' THEN tokenkeeper.delete_body(source, attached, plan, '(SELECT) AS nothing')
-                  ELSE tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing') END, tokenkeeper.failure_note(source, attached)) END);
-COMMENT ON FUNCTION tokenkeeper.trigger_function(text, text, regclass, jsonb, boolean) IS
-    'The body of a generated trigger function: insert, update or delete. each_row is false if it reads a transition table.';
+                  ELSE tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing') END, tokenkeeper.failure_note(source, attached)) END) END);
+COMMENT ON FUNCTION tokenkeeper.trigger_function(text, text, regclass, jsonb, boolean, text) IS
+    'The body of a generated trigger function: insert, update or delete. each_row is false if it reads a transition table. changed is the function of change_function.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_statements(attached regclass, source text, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -183,24 +187,30 @@ DECLARE
     this pg_class;
     place text;
     called text;
+    parameters text;
     kind text;
     each_row boolean;
 BEGIN
     SELECT c.* INTO this FROM pg_class AS c WHERE c.oid = attached;
     place := quote_ident((SELECT n.nspname FROM pg_namespace AS n WHERE n.oid = this.relnamespace));
-    FOREACH kind IN ARRAY ARRAY['insert', 'update'] || CASE plan ->> 'on_delete' WHEN 'unregister' THEN ARRAY['delete'] END LOOP
+    FOREACH kind IN ARRAY ARRAY['change', 'insert', 'update'] || CASE plan ->> 'on_delete' WHEN 'unregister' THEN ARRAY['delete'] END LOOP
         -- An UPDATE is seen row by row: a transition table takes all rows of all updates. What logical replication applies, and statements on the parent of an
         -- inherited or partitioned table, fire triggers for rows only.
         each_row := kind = 'update' OR (plan ->> 'always')::boolean OR this.relkind = 'p'
             OR EXISTS (SELECT FROM pg_inherits AS i WHERE attached IN (i.inhrelid, i.inhparent));
         called := format('tokenkeeper_%s_%s', kind, source);
-        RETURN NEXT format('CREATE ' || 'FUNCTION %s.%s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp '
-            'SET timezone = ''UTC'' SET datestyle = ''ISO, MDY'' SET intervalstyle = ''postgres'' SET bytea_output = ''hex'' AS %L', place, called,
-            tokenkeeper.trigger_function(kind, source, attached, plan, each_row));
-        RETURN NEXT format('REVOKE ALL ON FUNCTION %s.%s() FROM PUBLIC', place, called);
-        RETURN NEXT format('COMMENT ON FUNCTION %s.%s() IS %L', place, called,
+        parameters := CASE kind WHEN 'change' THEN 'record, record, boolean, oid' ELSE '' END;
+        RETURN NEXT format('CREATE ' || 'FUNCTION %s.%s(%s LANGUAGE plpgsql %s AS %L', place, called, CASE kind
+            WHEN 'change' THEN 'old_row record, r record, only_new boolean, tg_relid oid) RETURNS void' ELSE ') RETURNS trigger SECURITY DEFINER' END, CASE WHEN kind <> 'update' THEN
+            -- To set the path costs as much as all that the function of an UPDATE does: so that one names everything with its schema.
+            'SET search_path = pg_catalog, pg_temp SET timezone = ''UTC'' SET datestyle = ''ISO, MDY'' SET intervalstyle = ''postgres'' SET bytea_output = ''hex''' END,
+            CASE kind WHEN 'change' THEN tokenkeeper.change_function(source, attached, plan)
+                      ELSE tokenkeeper.trigger_function(kind, source, attached, plan, each_row, format('%s.tokenkeeper_change_%s', place, source)) END);
+        RETURN NEXT format('REVOKE ALL ON FUNCTION %s.%s(%s) FROM PUBLIC', place, called, parameters);
+        RETURN NEXT format('COMMENT ON FUNCTION %s.%s(%s) IS %L', place, called, parameters,
             format('Generated by tokenkeeper.attach for %s; tokenkeeper.detach removes it.', attached));
-        RETURN NEXT format('ALTER FUNCTION %s.%s() OWNER TO %I', place, called, pg_get_userbyid(this.relowner));
+        RETURN NEXT format('ALTER FUNCTION %s.%s(%s) OWNER TO %I', place, called, parameters, pg_get_userbyid(this.relowner));
+        CONTINUE WHEN kind = 'change';
         RETURN NEXT format('CREATE TRIGGER %s AFTER %s ON %s %s EXECUTE FUNCTION %s.%1$s()', called, upper(kind), attached, CASE
             WHEN each_row THEN 'FOR EACH ROW'
             ELSE format('REFERENCING %s TABLE AS changed_rows FOR EACH STATEMENT', CASE kind WHEN 'insert' THEN 'NEW' ELSE 'OLD' END) END, place);

@@ -159,10 +159,15 @@ import Testing
         try devices.app("ALTER FUNCTION app.tokenkeeper_insert_\(source)() SECURITY INVOKER")
         #expect(
             try devices.database.psql(fault, user: "a_daemon")
-                == "a function was replaced, is not SECURITY DEFINER, or belongs to another role than the table: tokenkeeper_insert_\(source); detach the table and attach it again"
+                == "a function was replaced or dropped, is not SECURITY DEFINER, or belongs to another role than the table: tokenkeeper_insert_\(source); detach the table and attach it again"
         )
         try devices.app("ALTER FUNCTION app.tokenkeeper_insert_\(source)() SECURITY DEFINER")
         try devices.database.psql(fault, user: "a_daemon")
         #expect(try devices.app("SELECT fault FROM tokenkeeper.attachment") == "")
+        try devices.app("ALTER FUNCTION app.tokenkeeper_change_\(source) RENAME TO gone")
+        #expect(
+            try devices.database.psql(fault, user: "a_daemon").contains(
+                "dropped, is not SECURITY DEFINER, or belongs to another role than the table: tokenkeeper_update_\(source);"
+            ))
     }
 }
