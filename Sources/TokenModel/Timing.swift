@@ -91,8 +91,11 @@ public struct Timing: Sendable {
     /// A failure to send is reported when no request of the credential has been answered for this long.
     public var unanswered: Duration { of(.seconds(10)) }
 
-    /// How long a server rests after errors: longer each time, until it responds again.
-    public var rest: Backoff { Backoff(from: of(.seconds(15)), to: of(.seconds(15 * 60))) }
+    /// A pause that APNs asks for, and that a test would have to wait for.
+    public func scaled(_ pause: Duration) -> Duration { of(pause) }
+
+    /// A backoff whose pauses a test would have to wait for.
+    public func scaled(_ backoff: Backoff) -> Backoff { Backoff(from: of(backoff.first), to: of(backoff.longest)) }
 
     /// How long until a claim is tried again: after an error of its data, and after a lock of another session or a lost connection.
     public var blockedClaim: (data: Duration, passing: Duration) { (of(.seconds(30)), of(.seconds(2))) }

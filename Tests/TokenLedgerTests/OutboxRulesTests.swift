@@ -378,13 +378,16 @@ import TokenModel
                 == "t")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try outbox.scopes(on: &daemon).due == [app])
-        #expect(try outbox.pauseTopic(app, reason: "é\n", on: &daemon))
+        try database.psql("SELECT tokenkeeper.pause_sending('com.example.app', reason => 'here')", user: "a_operator")
+        #expect(try outbox.resumed(after: nil, on: &daemon).topics.isEmpty)
+        let last = try outbox.resumed(after: nil, on: &daemon).last
         #expect(
             try database.psql("SELECT string_agg(reason, ' ' ORDER BY environment) FROM tokenkeeper.paused_topic")
-                == "??? why")
+                == "here why")
         #expect(
             try database.psql("SELECT tokenkeeper.resume_sending('com.example.app', NULL)", user: "a_operator") == "t")
         #expect(try outbox.scopes(on: &daemon).due == [app])
+        #expect(try outbox.resumed(after: last, on: &daemon).topics == [app], "daemons that pause it see it")
         #expect(
             try database.psql(
                 "SELECT string_agg(operation || ' ' || environment, ', ' ORDER BY operation_id) FROM tokenkeeper.operation"

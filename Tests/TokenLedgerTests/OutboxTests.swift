@@ -536,20 +536,24 @@ import TokenModel
             "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":1}}')"
         )
         var daemon = try database.connect(user: "a_daemon")
-        #expect(try outbox.pauseTopic(scope, reason: "APNs answered 403 InvalidProviderToken", on: &daemon))
-        #expect(try !outbox.pauseTopic(scope, reason: "again", on: &daemon))
+        for (reason, result) in [("a mistake", "t"), ("again", "f")] {
+            #expect(
+                try database.psql(
+                    "SELECT tokenkeeper.pause_sending('com.example.app', reason => '\(reason)')", user: "a_operator")
+                    == result)
+        }
         #expect(try outbox.scopes(on: &daemon).due.map(\.topic) == ["com.example.other"])
         let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(
             warning.contains(
-                "APNs answered 403 InvalidProviderToken; fix the cause, then run: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
+                "a mistake; to go on, run: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
             ))
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")
         #expect(try outbox.scopes(on: &daemon).due.count == 2)
         #expect(
             try database.psql("SELECT string_agg(operation, ' ' ORDER BY operation_id) FROM tokenkeeper.operation")
-                == "sending_paused sending_resumed")
+                == "sending_paused sending_resumed sending_resumed", "daemons that pause it see each")
     }
 
     @Test func `an interrupted request is retried once, or not at all if it allows one try only`() throws {

@@ -250,7 +250,6 @@ import Testing
             "SELECT FROM tokenkeeper.sending_daemon",
             "UPDATE tokenkeeper.send_request SET claimed_by = NULL", "DELETE FROM tokenkeeper.send_request",
             "DELETE FROM tokenkeeper.suppressed_send", "DELETE FROM tokenkeeper.failed_send",
-            "SELECT tokenkeeper.pause_sending('t')",
             "SELECT tokenkeeper.claim_requests('production', 't', 'me', 1, 0, '-infinity')",
             "SELECT tokenkeeper.finish_requests('me', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
             "SELECT tokenkeeper.lock_batch('registration', 0, 0)",

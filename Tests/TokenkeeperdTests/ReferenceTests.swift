@@ -484,8 +484,9 @@ private enum ResponseText {
     /// Status, reason, and whether the body has a timestamp. Source of the reasons: Apple, "Handling notification responses from APNs".
     private static let responses: [(status: Int32, reasons: [String?], hasTimestamp: Bool)] = [
         (200, [nil], false),
-        (400, ["BadDeviceToken", "DeviceTokenNotForTopic"], false),
-        (400, ["BadTopic", "MissingTopic", "TopicDisallowed", "MissingDeviceToken", "DuplicateHeaders"], false),
+        (400, ["BadDeviceToken", "DeviceTokenNotForTopic", "ExpiredToken"], false),
+        (400, ["BadTopic", "MissingTopic", "TopicDisallowed"], false),
+        (400, ["MissingDeviceToken", "DuplicateHeaders"], false),
         (
             400,
             [
@@ -497,14 +498,14 @@ private enum ResponseText {
         (
             403,
             [
-                "BadCertificate", "BadCertificateEnvironment", "ExpiredProviderToken", "Forbidden",
+                "BadCertificate", "BadCertificateEnvironment", "ExpiredProviderToken",
                 "InvalidProviderToken",
                 "MissingProviderToken", "UnrelatedKeyIdInToken", "BadEnvironmentKeyIdInToken",
             ], false
         ),
-        (404, ["BadPath"], false), (405, ["MethodNotAllowed"], false),
+        (403, ["Forbidden"], false), (404, ["BadPath"], false), (405, ["MethodNotAllowed"], false),
         (410, ["Unregistered", "ExpiredToken", "ANewReason"], true),
-        (410, ["Unregistered", nil], false),
+        (410, ["Unregistered", "ExpiredToken"], false), (410, [nil], false),
         (413, ["PayloadTooLarge"], false),
         (429, ["TooManyRequests"], false), (429, ["TooManyProviderTokenUpdates"], false),
         (500, ["InternalServerError"], false), (503, ["ServiceUnavailable", "Shutdown"], false),
@@ -544,7 +545,8 @@ private enum ResponseText {
                 token: try #require(DeviceToken(hex: "ab"))),
             payload: Array("{}".utf8), pushType: .alert, id: "00000000-0000-4000-8000-000000000000")
         let step = RetryPolicy(retryFor: .seconds(86_400)).step(
-            after: .answered(PushResponse(status: status, body: body)), of: request, attempts: 0, firstSentAt: now,
+            after: .answered(PushResponse(status: status, body: body, apnsID: status == 200 ? "id" : nil)), of: request,
+            attempts: 0, firstSentAt: now,
             now: now)
         return "\(token) | \(fate(step.fate)) | \(blame(step.blame))"
     }
@@ -560,14 +562,13 @@ private enum ResponseText {
     }
 
     private static func blame(_ blame: RetryPolicy.Blame) -> String {
-        switch blame {
+        let pauses = RetryPolicy.Evidence(blame).map { "from \($0.tokens) tokens, while none is accepted" } ?? ""
+        return switch blame {
         case .nobody: ""
         case .token: "other requests for the token wait"
-        case .message: "20 such responses in a row pause the topic"
-        case .topic: "pauses the topic at once"
-        case .foreign: "not a response of APNs; 5 such responses in a row pause the topic"
-        case .server: "20 such responses in a row: all requests of the credential wait"
-        case .credential(let pause): "all requests of the credential wait for \(DurationText.text(pause))"
+        case .message, .topic: "\(pauses): the topic pauses"
+        case .foreign: "not a response of APNs; \(pauses): the credential pauses"
+        case .sender, .server, .unreachable: "\(pauses): the credential pauses"
         }
     }
 }

@@ -1,4 +1,6 @@
--- Pause sending to a topic, by a person or a daemon, and resume it, by a person. Locks: the topic's row in paused_topic.
+-- A person pauses sending to a topic, and resumes it. Locks: the topic's row in paused_topic.
+--
+-- Daemons pause by themselves what APNs refuses, each for itself and not here, and go on by themselves: sending_daemon.problems says so.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pause_sending(topic text, environment text DEFAULT 'production', reason text DEFAULT 'paused by an operator')
 RETURNS boolean
@@ -40,13 +42,17 @@ AS $$
 DECLARE
     the_topic text COLLATE "C" := resume_sending.topic;
     the_environment text COLLATE "C" := coalesce(resume_sending.environment, 'production');
+    was_paused boolean;
 BEGIN
     DELETE FROM tokenkeeper.paused_topic AS h WHERE h.topic = the_topic AND h.environment = the_environment;
-    IF FOUND THEN
+    was_paused := FOUND;
+    -- Daemons look for it while they pause something.
+    IF the_environment IN ('production', 'sandbox') AND tokenkeeper.topic_fault(the_topic) IS NULL THEN
         INSERT INTO tokenkeeper.operation (operation, environment, topic) VALUES ('sending_resumed', the_environment, the_topic);
     END IF;
-    RETURN FOUND;
+    RETURN was_paused;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resume_sending(text, text) IS
-    'Ends the pause of a topic, once the cause is fixed: its requests are sent again. Returns false if the topic was not paused.';
+    'Ends the pause of a topic: its requests are sent again. Daemons that pause it by themselves, because APNs refuses its requests or their credential, try '
+    'them within a second or two; without this, they do so after some minutes at most. Returns false if nobody had called pause_sending.';

@@ -216,7 +216,7 @@ WITH latest AS (
 ), sending AS (
     SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
 ), paused AS (
-    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; fix the cause, then run: SELECT tokenkeeper.resume_sending(%s, %L)',
+    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; to go on, run: SELECT tokenkeeper.resume_sending(%s, %L)',
                             tokenkeeper.without_backticks(h.topic), h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
                             tokenkeeper.without_backticks(h.reason),
                             CASE WHEN h.topic LIKE '%`%' THEN 'the topic' ELSE quote_literal(h.topic) END, h.environment)

@@ -143,8 +143,8 @@ CREATE TABLE tokenkeeper.paused_topic (
     PRIMARY KEY (topic, environment)
 );
 COMMENT ON TABLE tokenkeeper.paused_topic IS
-    'Topics whose requests wait until resume_sending, because APNs rejects the sender or because of pause_sending.';
-COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The response of APNs, or the reason given to pause_sending.';
+    'Topics that a person has paused with pause_sending: their requests wait until resume_sending.';
+COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The reason given to pause_sending.';
 
 CREATE TABLE tokenkeeper.background_send (
     environment text COLLATE "C" NOT NULL,

@@ -100,12 +100,14 @@ struct ConnectionPool {
             && mayConnect(at: now)
     }
 
-    /// One connection is opened at a time, and only if the others have no free stream. A slow line gets no second connection.
+    /// One connection is opened at a time, and only if the others have no free stream, or if their first request is not answered soon. A slow line gets no
+    /// second connection.
     private func mayConnect(at now: ContinuousClock.Instant) -> Bool {
         let working = connections.filter { $0.phase != .draining }
-        return working.count < limits.connections && connections.count < limits.connections * Self.mostSockets
+        return working.count(where: { !$0.isMute(at: now) }) < limits.connections
+            && connections.count < limits.connections * Self.mostSockets
             && backoff.remaining(at: now) == nil
-            && working.allSatisfy { $0.phase == .open && ($0.isFull || $0.isResting(at: now)) }
+            && working.allSatisfy { $0.phase == .open && ($0.isFull || $0.isResting(at: now) || $0.isMute(at: now)) }
     }
 
     private mutating func connect(at now: ContinuousClock.Instant) -> Step {
@@ -206,6 +208,7 @@ struct ConnectionPool {
         case .answer(let stream, let answer):
             ending = connections[place].answer(answer, on: stream, at: now, time)
             answered(at: place)
+            if connections[place].isOfNoUse { drain(number) }
             if !connections[place].isWhole(stream) { actions.append(.reset(connection: number, stream: stream)) }
         case .closed(let stream, let code):
             let wasResting = connections[place].isResting(at: now)
@@ -220,8 +223,16 @@ struct ConnectionPool {
         closeIfDone(number, at: now)
     }
 
+    /// No connection takes more requests: others follow.
+    mutating func replaceAll(at now: ContinuousClock.Instant) {
+        for number in connections.filter({ $0.phase == .open }).map(\.number) {
+            drain(number)
+            closeIfDone(number, at: now)
+        }
+    }
+
     /// A connection takes no more requests.
-    private mutating func drain(_ number: Int) {
+    mutating func drain(_ number: Int) {
         guard let place = place(of: number) else { return }
         if connections[place].phase == .open, connections[place].hasAnswered {
             backoff.earn(atMost: limits.connections)

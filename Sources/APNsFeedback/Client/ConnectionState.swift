@@ -75,6 +75,8 @@ struct ConnectionState {
     /// Whether the server has accepted the sender, since the last refusal.
     private var isProven = false
     private var refusals = Backoff(from: .milliseconds(50), to: .seconds(10))
+    /// Errors of the server, and requests without a response.
+    private var errorsInARow = 0
     private(set) var restsUntil: ContinuousClock.Instant?
     var quiet: Silence
 
@@ -100,6 +102,19 @@ struct ConnectionState {
     func hasRoom(at now: ContinuousClock.Instant) -> Bool {
         phase == .open && streams.count < limit && unwritten < Self.mostUnwritten && !isResting(at: now)
     }
+
+    /// Whether the first request has got no answer for so long that the others should not wait for it.
+    func isMute(at now: ContinuousClock.Instant) -> Bool {
+        !isProven && streams.values.contains { $0.delivery != nil && now - $0.openedAt >= Self.firstAnswer }
+    }
+
+    /// APNs may never respond to a request (pushy#816). A first response takes less.
+    static let firstAnswer: Duration = .seconds(2)
+
+    /// Whether the last few answers were errors of the server: another connection may lead to another one (pushy#408, node-apn#463).
+    var isOfNoUse: Bool { phase == .open && errorsInARow >= Self.mostErrors }
+
+    private static let mostErrors = 3
 
     /// Whether all streams are used, so that another connection would help.
     var isFull: Bool { isProven && mostStreams != nil && streams.count >= limit }
@@ -162,6 +177,10 @@ struct ConnectionState {
             isProven = true
             refusals.reset()
         }
+        let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
+        let isError = answer.status >= 500 || (answer.status == 400 && reason == "IdleTimeout")
+        // After Shutdown, the server takes no more.
+        errorsInARow = isError ? errorsInARow + (reason == "Shutdown" ? Self.mostErrors : 1) : 0
         countSend(stream, at: now, time)
         guard var delivery = take(stream) else { return nil }
         streams[stream]?.settledAt = now
@@ -246,6 +265,7 @@ struct ConnectionState {
             let wasWritten = streams[stream]?.writtenAt != nil
             guard let delivery = take(stream) else { return nil }
             if !wasWritten { rest(at: now) }
+            if wasWritten { errorsInARow += 1 }
             let turn = Delivery.Turn.failure(.timeout, message: "no response within \(limit)", wasSent: true)
             return (stream, wasWritten ? .turn(delivery, turn) : .refused(delivery))
         }

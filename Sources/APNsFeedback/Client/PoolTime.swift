@@ -24,6 +24,7 @@ extension ConnectionPool {
             take(ending, of: number, at: now)
         }
         actions += lingering.map { .reset(connection: number, stream: $0) }
+        if self.place(of: number).map({ connections[$0].isOfNoUse }) == true { drain(number) }
         if isDead {
             close(number, "no response on the connection within \(limits.answerTimeout)", at: now)
         } else if isSlow {

@@ -41,6 +41,12 @@ public final class PushClient: Sendable {
         multi.wake()
     }
 
+    /// Leaves the connections to a server, once what is in flight has ended. What is sent next goes over new ones.
+    public func reconnect(_ environment: Environment) {
+        mailbox.reconnect(environment)
+        multi.wake()
+    }
+
     /// The requests that have ended since the last call.
     public func collect() -> [PushOutcome] { mailbox.takeOutcomes() }
 

@@ -90,6 +90,7 @@ final class PushLoop {
         if !orders.withdrawn.isEmpty {
             for scope in scopes.values { scope.pool.withdraw(orders.withdrawn) }
         }
+        for environment in orders.unwanted { scopes[environment]!.pool.replaceAll(at: now) }
         for request in orders.requests {
             let delivery = Delivery(request)
             if let fault = request.fault {

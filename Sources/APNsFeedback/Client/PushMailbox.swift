@@ -6,6 +6,7 @@ final class PushMailbox: Sendable {
     private struct Contents {
         var inbox: [PushRequest] = []
         var withdrawn: Set<Int> = []
+        var unwanted: Set<Environment> = []
         var outcomes: [PushOutcome] = []
         var stopBy: ContinuousClock.Instant?
         var isOver = false
@@ -30,14 +31,18 @@ final class PushMailbox: Sendable {
     struct Orders {
         /// The slots of requests to be taken back. They were taken out of the mailbox before those in `requests` were put in.
         var withdrawn: Set<Int> = []
+        /// The servers whose connections are to be replaced.
+        var unwanted: Set<Environment> = []
         var requests: [PushRequest] = []
         var stopBy: ContinuousClock.Instant?
     }
 
     func takeOrders() -> Orders {
         contents.withLock { contents in
-            defer { (contents.inbox, contents.withdrawn) = ([], []) }
-            return Orders(withdrawn: contents.withdrawn, requests: contents.inbox, stopBy: contents.stopBy)
+            defer { (contents.inbox, contents.withdrawn, contents.unwanted) = ([], [], []) }
+            return Orders(
+                withdrawn: contents.withdrawn, unwanted: contents.unwanted, requests: contents.inbox,
+                stopBy: contents.stopBy)
         }
     }
 
@@ -51,6 +56,10 @@ final class PushMailbox: Sendable {
             contents.outcomes += ended.map { Delivery($0).outcome(.withdrawn) }
             return true
         }
+    }
+
+    func reconnect(_ environment: Environment) {
+        contents.withLock { _ = $0.unwanted.insert(environment) }
     }
 
     func put(_ outcomes: inout [PushOutcome], _ state: PushClientState) {

@@ -7,7 +7,15 @@ public import TokenModel
 /// Statuses and reasons: Apple, "Handling notification responses from APNs".
 public enum Interpretation {
     /// The reasons of a 400 that are about the token, and not about the message.
-    static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic"]
+    static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic", "ExpiredToken"]
+
+    /// Whether APNs has sent this response. It sends `apns-id` with a 200, and a reason in JSON with an error. Anything else comes from a proxy, a
+    /// gateway or a redirect, and says nothing about the token or the request.
+    public static func isOfAPNs(_ response: PushResponse) -> Bool {
+        if response.status == 200 { return response.apnsID != nil }
+        let body = ResponseBody(response.body)
+        return statuses.contains(response.status) && body.form == .object && body.reason != nil
+    }
 
     /// The statuses that APNs uses.
     public static let statuses: Set<Int32> = [200, 400, 403, 404, 405, 410, 413, 429, 500, 503]

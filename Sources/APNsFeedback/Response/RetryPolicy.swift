@@ -22,29 +22,61 @@ public struct RetryPolicy: Sendable, Equatable {
         }
     }
 
-    /// What the outcome blames, apart from the request.
-    public enum Blame: Sendable, Equatable {
+    /// What the outcome may be about, apart from the request. One outcome is evidence about its request only: see `Evidence`.
+    public enum Blame: Sendable, Hashable {
         case nobody
         /// The device token. Its other requests wait until the ledger has recorded the response, or as long as this request.
         case token
         /// This message. Many in a row mean that the program that writes them is at fault.
         case message(String)
-        /// The topic's configuration or credential: every waiting request would get the same response.
+        /// The topic, or what this credential may do with it.
         case topic(String)
-        /// APNs does not send such a response: something between the daemon and APNs did. A few in a row pause the topic.
+        /// The credential, or this host: its clock, its configuration.
+        case sender(String)
+        /// APNs does not send such a response: something between the daemon and APNs did.
         case foreign(String)
-        /// The server returns errors or cannot be reached. After many in a row, it rests.
+        /// The server returns errors, or loses requests.
         case server
-        /// APNs requests a pause of this length for the credential.
-        case credential(Duration)
+        /// No connection to the server can be made.
+        case unreachable
     }
 
-    private static let unreachable = Backoff(from: .seconds(5), to: .seconds(300))
+    /// How much it takes until something wider than a request pauses: so many different tokens whose requests drew such an outcome, while no request of
+    /// the same topic or credential was accepted. Then how long it pauses: longer each time, until a request is accepted.
+    ///
+    /// The numbers are ours (docs/decisions/sending.md): five tokens cannot be one person's mistake, and APNs refuses single requests for minutes while it accepts
+    /// others (apnotic#109, dotAPNS#128). Errors of a server and of messages come in bursts, so they need more. A server that cannot be reached is tried every
+    /// 15 seconds, because nothing else shows that it is back.
+    public struct Evidence: Sendable, Equatable {
+        public var tokens: Int
+        public var pause: Backoff
+
+        /// Nil for what pauses nothing.
+        public init?(_ blame: Blame) {
+            let usual = Backoff(from: .seconds(5), to: .seconds(300))
+            switch blame {
+            case .nobody, .token: return nil
+            case .topic, .sender, .foreign: (tokens, pause) = (5, usual)
+            case .message, .server: (tokens, pause) = (20, usual)
+            case .unreachable: (tokens, pause) = (20, Backoff(from: .seconds(5), to: .seconds(15)))
+            }
+        }
+    }
+
+    /// A request fails alone after so many refusals that count against it: see `isRefusal`.
+    public static let refusals = 5
+
+    /// A refusal counts against its request if another request of its topic was accepted within this time before it.
+    public static let acceptedWithin: Duration = .seconds(600)
+
+    private static let refused = Backoff(from: .seconds(5), to: .seconds(300))
+    private static let unreachable = Backoff(from: .seconds(5), to: .seconds(15))
+    private static let noResponse = Backoff(from: .seconds(5), to: .seconds(300))
     private static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
-    private static let serverError = Backoff(from: .seconds(15 * 60), to: .seconds(4 * 3600))
-    private static let foreignResponse = Backoff(from: .seconds(5), to: .seconds(300))
-    /// APNs accepts a new provider token every 20 minutes.
-    private static let tokenUpdates: Duration = .seconds(20 * 60)
+    /// Apple: a quarter of an hour, then longer. Before that, once at once: libraries found that another connection often helps (pushy#408).
+    private static let serverError = (
+        once: Duration.seconds(1), then: Backoff(from: .seconds(15 * 60), to: .seconds(4 * 3600))
+    )
 
     /// - Parameters:
     ///   - attempts: How often the request has failed before.
@@ -66,14 +98,16 @@ public struct RetryPolicy: Sendable, Equatable {
 
     private func step(after failure: PushFailure, _ attempt: Try) -> Step {
         switch failure.kind {
-        case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .server)
+        case .backingOff: return Step(.returned(failure.retryAfter ?? .seconds(1)), .unreachable)
         case .stopped where !failure.mayHaveArrived: return Step(.returned(nil))
-        case .identity: return Step(.returned(nil), .topic(failure.message))
+        case .identity: return refusal(.sender(failure.message), failure.message, attempt)
         default: break
         }
+        let cannotConnect = [.nameResolution, .connect, .tls].contains(failure.kind)
         let wasStopped = failure.kind == .stopped
-        let pause = wasStopped ? .zero : Self.unreachable.pause(after: attempt.attempts)
-        let blame = wasStopped ? Blame.nobody : .server
+        let pause =
+            wasStopped ? .zero : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
+        let blame = wasStopped ? Blame.nobody : cannotConnect ? .unreachable : .server
         let fate = again(after: pause, failure.message, attempt)
         // A server that accepts requests but never responds must not cause repeated deliveries.
         if failure.mayHaveArrived, case .later(let pause, let words) = fate {
@@ -92,56 +126,80 @@ public struct RetryPolicy: Sendable, Equatable {
 
     private func step(after answer: PushResponse, _ attempt: Try) -> Step {
         let body = ResponseBody(answer.body)
-        let reason = body.reason
-        let words = "APNs answered \(answer.status) \(reason ?? Verdict.noReason)"
-        switch (answer.status, reason) {
+        guard Interpretation.isOfAPNs(answer) else {
+            let words = "the server answered \(answer.status), but not as APNs does"
+            return refusal(.foreign(words), words, attempt)
+        }
+        let words = "APNs answered \(answer.status) \(body.reason ?? Verdict.noReason)"
+        switch (answer.status, body.reason ?? "") {
         case (200, _): return Step(.answered)
-        case (410, _?) where body.timestamp != nil: return Step(.answered, .token)
-        case (400, let reason?) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
-        case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt))
-        case (429, "TooManyProviderTokenUpdates"):
-            return Step(again(after: Self.tokenUpdates, words, attempt), .credential(Self.tokenUpdates))
+        case (410, _): return Step(.answered, .token)
+        case (400, let reason) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
+        case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt), .server)
+        case (429, "TooManyProviderTokenUpdates"): return refusal(.sender(words), words, attempt)
         case (429, _):
             return Step(again(after: Self.tooManyRequests.pause(after: attempt.attempts), words, attempt), .token)
-        case (500...599, _):
-            return Step(again(after: Self.serverError.pause(after: attempt.attempts), words, attempt), .server)
-        case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (400, "MissingDeviceToken"),
-            (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
-            return Step(.returned(nil), .topic(words))
+        case (500...599, _): return Step(afterServerError(words, attempt), .server)
+        case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (403, "Forbidden"):
+            return refusal(.topic(words), words, attempt)
+        case (400, "MissingDeviceToken"), (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
+            return refusal(.sender(words), words, attempt)
         // PayloadTooLarge, BadPriority and others, including new reasons, which Apple adds without notice.
-        case (400, _), (413, _): return Step(.failed(words), .message(words))
-        default: return foreign(answer.status, attempt)
+        default: return Step(.failed(words), .message(words))
         }
     }
 
-    /// The most tries of a request whose responses are not from APNs.
-    static let foreignTries = 20
+    /// A response that says nothing about the message. The request waits; `Evidence` may let it fail, and only it.
+    private func refusal(_ blame: Blame, _ words: String, _ attempt: Try) -> Step {
+        Step(.later(bounded(Self.refused.pause(after: attempt.attempts), attempt) ?? .seconds(1), words), blame)
+    }
 
-    /// A status that APNs does not use, or a 410 without what APNs sends with it. It says nothing about the message, so the
-    /// request is retried within the usual limits. An expiration of 0 allows one try; this one does not count, because most
-    /// likely APNs has not received it.
-    private func foreign(_ status: Int32, _ attempt: Try) -> Step {
-        let words =
-            "the server answered \(status), " + (status == 410 ? "but not as APNs does" : "which APNs does not use")
-        if attempt.attempts + 1 >= Self.foreignTries {
-            return Step(.failed("\(words); failed after \(attempt.attempts + 1) tries"), .foreign(words))
+    private func afterServerError(_ words: String, _ attempt: Try) -> RequestFate {
+        guard attempt.attempts == 0 else {
+            return again(after: Self.serverError.then.pause(after: attempt.attempts - 1), words, attempt)
         }
+        // An expiration of 0 allows one delivery. APNs has made none.
         var attempt = attempt
         if attempt.of.expiration == 0 { attempt.of.expiration = nil }
-        return Step(
-            again(after: Self.foreignResponse.pause(after: attempt.attempts), words, attempt), .foreign(words))
+        return again(after: Self.serverError.once, words, attempt)
+    }
+
+    /// The pause, or half of the time that the expiration leaves. Nil if it leaves less than two seconds.
+    private func bounded(_ pause: Duration, _ attempt: Try) -> Duration? {
+        guard let expiration = attempt.of.expiration, expiration > 0 else { return pause }
+        let left = Duration.microseconds(
+            expiration.multipliedReportingOverflow(by: 1_000_000).partialValue &- attempt.now.microseconds)
+        return left < .seconds(2) ? nil : min(pause, left / 2)
     }
 
     /// A retry, unless it would come too late.
     private func again(after pause: Duration, _ words: String, _ attempt: Try) -> RequestFate {
-        let at = attempt.now.advanced(byMicroseconds: pause.microseconds)
-        if let expiration = attempt.of.expiration, expiration > 0, at.microseconds / 1_000_000 >= expiration {
+        if attempt.of.expiration == 0 { return .failed("\(words); its expiration allows one try only") }
+        guard let pause = bounded(pause, attempt) else {
             return .failed("\(words); its expiration comes before another try")
         }
-        if attempt.of.expiration == 0 { return .failed("\(words); its expiration allows one try only") }
+        let at = attempt.now.advanced(byMicroseconds: pause.microseconds)
         if at > attempt.firstSentAt.advanced(byMicroseconds: retryFor.microseconds) {
             return .failed("\(words); failed after \(attempt.attempts + 1) tries")
         }
         return .later(pause, words)
+    }
+}
+
+extension RetryPolicy.Blame {
+    /// The outcome in words, if the blame has some.
+    public var words: String? {
+        switch self {
+        case .message(let words), .topic(let words), .sender(let words), .foreign(let words): words
+        case .nobody, .token, .server, .unreachable: nil
+        }
+    }
+
+    /// Whether the request was refused for a reason that is not its own, as far as anybody knows: `RetryPolicy.refusals`.
+    public var isRefusal: Bool {
+        switch self {
+        case .topic, .sender, .foreign: true
+        case .nobody, .token, .message, .server, .unreachable: false
+        }
     }
 }

@@ -255,17 +255,29 @@ public struct Outbox: Sendable {
         }
     }
 
-    /// Pauses a topic: its requests wait until `resume_sending`.
+    /// Which topics a person has resumed, or wanted to be tried at once.
     ///
-    /// - Returns: False if it was already paused.
-    public func pauseTopic(
-        _ scope: TopicScope, reason: String, on connection: inout Connection
-    ) throws(DatabaseError) -> Bool {
-        try connection.transaction(transaction) { connection throws(DatabaseError) in
-            try connection.query(
-                "SELECT tokenkeeper.pause_sending($1, $2, $3)",
-                [.text(scope.topic), .text(scope.environment), .text(String(inPlainASCII(reason).prefix(1000)))]
-            ).value()
+    /// - Parameter operation: The last one that is known, by its `operation_id`; nil to learn it.
+    /// - Returns: The last one now, and the topics since.
+    public func resumed(
+        after operation: Int64?, on connection: inout Connection
+    ) throws(DatabaseError) -> (last: Int64, topics: [TopicScope]) {
+        let rows = try connection.query(
+            """
+            SELECT l.last, o.environment, o.topic
+            FROM (SELECT coalesce(max(m.operation_id), 0) AS last FROM tokenkeeper.operation AS m) AS l
+            LEFT JOIN tokenkeeper.operation AS o ON o.operation_id > $1 AND o.operation_id <= l.last AND o.operation = 'sending_resumed'
+            """, [.int8(operation)]
+        ).decode { row throws(DatabaseError) in
+            (
+                last: try row.read(Int64.self), environment: try row.read(String?.self),
+                topic: try row.read(String?.self)
+            )
         }
+        let topics = rows.compactMap { row -> TopicScope? in
+            guard let environment = row.environment, let topic = row.topic else { return nil }
+            return TopicScope(environment: environment, topic: topic)
+        }
+        return (rows.first?.last ?? 0, topics)
     }
 }

@@ -1,7 +1,7 @@
 internal import TokenModel
 
-/// The tokens that get no request for a moment, because APNs has just said that they are stale or bad and the ledger may not know
-/// it yet. Pure.
+/// The tokens that get no request for a while: APNs has just said that they are stale or bad, and the ledger may not know it yet; or it has had too many
+/// requests for them. Pure.
 struct RestingTokens {
     private var until: [TokenAddress: ContinuousClock.Instant] = [:]
     private var prunedAt: ContinuousClock.Instant?
@@ -10,8 +10,8 @@ struct RestingTokens {
     static let untilRecorded: Duration = .seconds(2)
     private static let pruneEvery: Duration = .seconds(1)
 
-    mutating func rest(_ address: TokenAddress, at now: ContinuousClock.Instant) {
-        until[address] = now + Self.untilRecorded
+    mutating func rest(_ address: TokenAddress, for pause: Duration, at now: ContinuousClock.Instant) {
+        until[address] = now + pause
     }
 
     /// How long a token still rests; nil if requests may be sent to it.

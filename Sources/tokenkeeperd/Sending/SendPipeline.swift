@@ -60,9 +60,9 @@ struct SendPipeline {
     }
 
     var isEmpty: Bool { state.isEmpty }
-    /// What keeps requests waiting, except what is logged on its own: rests, and servers that blame the sender.
-    var waiting: [String] { state.blockedSources + state.unansweredScopes(at: .now) }
-    var problems: [String] { state.problems(at: .now) + faults.problems }
+    /// What keeps requests waiting, except servers that blame the sender: these are logged on their own.
+    var waiting: [String] { state.problems(at: .now) }
+    var problems: [String] { waiting + faults.problems }
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var awaitsAnswer: Bool { state.awaitsAnswer }
 
@@ -75,6 +75,8 @@ struct SendPipeline {
     }
 
     private var progress = Progress()
+    /// The last `operation_id` that this daemon knows; nil while nothing pauses.
+    private var lastOperation: Int64?
 
     /// The looks for campaigns and for requests. A claim is no chore: it fails for its topic or its campaign alone.
     private(set) var chores = Chores()
@@ -94,6 +96,17 @@ struct SendPipeline {
                 if faults.take(fault, of: scope, at: .now) { summary.blamed(scope, fault.goAway) }
             }
         }
+    }
+
+    /// Ends the pauses of topics that a person has resumed since the last call.
+    mutating func resume(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
+        guard state.isPausing else {
+            lastOperation = nil
+            return
+        }
+        let resumed = try outbox.resumed(after: lastOperation, on: &connection)
+        lastOperation = resumed.last
+        state.resume(resumed.topics)
     }
 
     /// Gives back the requests that this daemon has claimed according to the database, but that the state does not know.
@@ -128,11 +141,11 @@ struct SendPipeline {
         state.retryLocked(at: .now)
         var hasWritten = false
         do throws(DatabaseError) {
-            while let write = state.nextWrite {
-                let locked = try perform(write, outbox, on: &connection)
+            while let endings = state.nextWrite {
+                let locked = try write(endings, outbox, on: &connection)
                 state.wrote(except: locked)
                 if !locked.isEmpty { progress.lockWaits += 1 }
-                if case .endings(let endings) = write, locked.count == endings.count { continue }
+                if locked.count == endings.count { continue }
                 progress.moved += 1
                 hasWritten = true
             }
@@ -325,8 +338,10 @@ struct SendPipeline {
             case .submit(let requests, let credential): client(of: credential)?.submit(requests.map { enter($0) })
             case .withdraw(let numbers, let credential):
                 client(of: credential)?.withdraw(Set(numbers.compactMap { slots[$0] }))
-            case .logRest(let scope, let pause, let lastError):
-                summary.rests(scope, for: pause, lastError: lastError)
+            case .reconnect(let scope):
+                guard let environment = Environment(rawValue: scope.environment) else { continue }
+                client(of: scope.credential)?.reconnect(environment)
+            case .logPause(_, let pause, let why): summary.pauses(for: pause, why: why)
             }
         }
     }
@@ -353,20 +368,14 @@ struct SendPipeline {
     }
 
     /// - Returns: The numbers of the endings that are not written, because another session has locked their requests.
-    private mutating func perform(
-        _ write: UnwrittenEndings.Write, _ outbox: Outbox, on connection: inout Connection
+    private mutating func write(
+        _ endings: [RequestEnding], _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) -> Set<Int64> {
-        switch write {
-        case .pause(let topic, let reason):
-            if try outbox.pauseTopic(topic, reason: reason, on: &connection) { summary.paused(topic, reason) }
-            return []
-        case .endings(let endings):
-            let locked = try outbox.finish(endings, on: &connection).locked
-            for ending in endings where !locked.contains(ending.number) {
-                leave(ending.number)
-                summary.add(ending)
-            }
-            return locked
+        let locked = try outbox.finish(endings, on: &connection).locked
+        for ending in endings where !locked.contains(ending.number) {
+            leave(ending.number)
+            summary.add(ending)
         }
+        return locked
     }
 }

@@ -37,6 +37,7 @@ struct SendPresence {
         if isDue(lookedAt, every: timing.soon) {
             lookedAt = .now
             pipeline.reportFaults()
+            try pipeline.resume(outbox, on: &connection)
             let found =
                 pipeline.problems + (locks.map { ["requests wait for a lock in PostgreSQL: \($0.words)"] } ?? [])
             if found != problems {

@@ -10,8 +10,8 @@ internal import TokenModel
 /// What it guarantees:
 /// - Each claimed request ends exactly once.
 /// - No two requests of one token are in flight at a time.
-/// - Nothing is sent to a token that rests. Nothing is claimed for a server that rests, or for a topic that was just paused.
-/// - After a rest, one request at a time tests the server until it responds. Each of these requests has another token.
+/// - Nothing is sent to a token that rests. Nothing is claimed for a server or a topic that pauses.
+/// - After a pause, one request at a time tests the server or the topic until one is accepted. Each of these requests has another token.
 /// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
 ///   still gets one request, so that none starves. A campaign's whole batch may go beyond the limit.
 /// - Campaigns take turns with each other and with the topics.
@@ -22,7 +22,8 @@ struct SendState {
     /// The name of the credential for a topic; nil where no credential covers it.
     private let credential: (TopicScope) -> String?
     private var requests: [CredentialScope: RequestsInFlight] = [:]
-    private var health: SendingHealth
+    private let timing: Timing
+    private var evidence: ResponseEvidence
     private var unanswered: UnansweredRequests
     private var trials = Trials()
     private var topics = DueTopics()
@@ -36,7 +37,8 @@ struct SendState {
 
     init(limit: Int, timing: Timing, credential: @escaping (TopicScope) -> String?) {
         self.limit = limit
-        health = SendingHealth(timing)
+        self.timing = timing
+        evidence = ResponseEvidence(timing)
         unanswered = UnansweredRequests(timing)
         blocked = BlockedSources(timing)
         self.credential = credential
@@ -48,8 +50,10 @@ struct SendState {
         case submit([ClaimedRequest], credential: String)
         /// Take requests back from the client, by `request_id`. The client keeps those that it has sent until they are answered.
         case withdraw([Int64], credential: String)
-        /// Log that a credential sends nothing in an environment for this time.
-        case logRest(CredentialScope, Duration, lastError: String?)
+        /// Leave the connections of a credential in an environment: what comes next goes over new ones.
+        case reconnect(CredentialScope)
+        /// Log that a server or a topic pauses for this time.
+        case logPause(ResponseEvidence.Subject, Duration, why: String)
     }
 
     /// The time by both clocks. Retries depend on the time of day, everything else on a clock that nobody sets.
@@ -65,26 +69,32 @@ struct SendState {
 
     /// Topics and campaigns whose requests all wait, one sentence each: no credential covers the topic, or claims fail.
     var blockedSources: [String] {
-        topics.uncovered.prefix(20).map { "no credential is configured for \($0): its requests wait" }
-            + campaigns.uncovered.prefix(20).map {
+        topics.uncovered.map { "no credential is configured for \($0): its requests wait" }.first(20, of: "topics")
+            + campaigns.uncovered.map {
                 "no credential is configured for \($0.topic): campaign \($0.id) waits"
-            } + blocked.problems.prefix(20)
+            }.first(20, of: "campaigns") + blocked.problems.first(20, of: "topics and campaigns")
     }
 
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var awaitsAnswer: Bool { !unanswered.isEmpty }
 
-    /// The credentials whose requests have got no response for some time, one sentence each: why, and what helps.
-    func unansweredScopes(at now: ContinuousClock.Instant) -> [String] { unanswered.problems(at: now).map(\.words) }
-
     /// Everything that keeps requests waiting, one sentence each.
     func problems(at now: ContinuousClock.Instant) -> [String] {
         let unanswered = unanswered.problems(at: now)
-        let resting = Set(health.resting(at: now)).union(trials.underWay).subtracting(unanswered.map(\.scope))
         return blockedSources + unanswered.map(\.words)
-            + resting.sorted().map {
-                "APNs returns errors or cannot be reached (\($0)), and requests wait: \(health.lastError(of: $0) ?? "no connection answered")"
-            }
+            + evidence.problems(except: unanswered.map(\.scope)).map(\.words).first(20, of: "servers and topics")
+    }
+
+    /// Whether a server or a topic pauses, or is tried after a pause.
+    var isPausing: Bool { !evidence.isQuiet }
+
+    /// A person wants these topics to be tried at once.
+    mutating func resume(_ topics: [TopicScope]) {
+        for topic in topics {
+            guard let credential = credential(topic) else { continue }
+            evidence.resume(topic, in: CredentialScope(credential: credential, environment: topic.environment))
+        }
+        trials.keep { [evidence] in evidence.isOnTrial($0) }
     }
 
     // MARK: - Outcomes
@@ -94,36 +104,47 @@ struct SendState {
         _ outcomes: [PushOutcome], of credential: String, by policy: RetryPolicy, at now: Moment
     ) -> [Action] {
         var actions: [Action] = []
-        var paused: Set<TopicScope> = []
         for outcome in outcomes {
             let address = outcome.request.address
-            let topic = address.scope
-            let scope = CredentialScope(credential: credential, environment: topic.environment)
+            let scope = CredentialScope(credential: credential, environment: address.scope.environment)
             guard let claimed = requests[scope]?.inFlight(address) else { continue }
-            let step = policy.step(
+            var step = policy.step(
                 after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
                 now: now.timeOfDay)
+            let trial = trials.trial(of: address, in: scope)
+            let finding = evidence.note(step, of: claimed, in: scope, trial: trial, at: now.clock)
+            step.fate = finding.fate
             unwritten.add(RequestEnding(of: claimed, outcome, step))
             counts.add(outcome, step.fate, in: scope)
             unanswered.ended(outcome.end, in: scope)
-            let isTrial = trials.isTrial(address, in: scope)
-            switch health.note(step, of: topic, by: credential, isTrial: isTrial, at: now.clock) {
-            case .none: break
-            case .pauseTopic(let reason):
-                topics.forget(topic)
-                campaigns.forget(topic)
-                paused.insert(topic)
-                unwritten.pause(topic, reason: reason)
-                giveBack(in: scope) { $0.request.address.scope == topic }
-                unwritten.giveBack(paced.withdraw { $0.request.address.scope == topic }, after: nil)
-            case .rest(let pause): actions.append(.logRest(scope, pause, lastError: health.lastError(of: scope)))
-            }
-            if isTrial { trials.ended(in: scope, isUnanswered: outcome.sends > 0 && step.blame == .server) }
-            if !trials.isEmpty, !health.isOnTrial(scope) { trials.succeeded(in: scope) }
+            if let trial { trials.ended(trial, isInVain: outcome.sends > 0 && step.blame != .nobody) }
+            if !trials.isEmpty { trials.keep { [evidence] in evidence.isOnTrial($0) } }
             goOn(address, in: scope, after: step, at: now.clock)
+            if let pause = finding.pause { actions += begin(pause, in: scope) }
         }
-        if !paused.isEmpty { actions += withdraw { paused.contains($0.request.address.scope) } }
         return actions
+    }
+
+    /// Gives back what was not sent to a server or for a topic.
+    private mutating func begin(_ pause: ResponseEvidence.Finding.Pause, in scope: CredentialScope) -> [Action] {
+        let isMeant: (ClaimedRequest) -> Bool
+        var actions: [Action] = [.logPause(pause.subject, pause.duration, why: evidence.words(of: pause.subject))]
+        switch pause.subject {
+        case .topic(let topic):
+            isMeant = { $0.request.address.scope == topic }
+            topics.forget(topic)
+            campaigns.forget(topic)
+        case .server:
+            isMeant = { [credential] in
+                let topic = $0.request.address.scope
+                return topic.environment == scope.environment && credential(topic) == scope.credential
+            }
+            actions.append(.reconnect(scope))
+        }
+        giveBack(in: scope, where: isMeant)
+        unwritten.giveBack(paced.withdraw(where: isMeant), after: nil)
+        let numbers = requests[scope]?.inFlight(where: isMeant) ?? []
+        return numbers.isEmpty ? actions : actions + [.withdraw(numbers, credential: scope.credential)]
     }
 
     /// Lets the token's next request go, unless it has to wait like the one that has ended.
@@ -135,10 +156,13 @@ struct SendState {
         switch (step.fate, step.blame) {
         case (.answered, .token):
             pause = RestingTokens.untilRecorded
-            tokens.rest(address, at: now)
+            tokens.rest(address, for: RestingTokens.untilRecorded, at: now)
         case (.answered, _), (.failed, _):
             requests[scope]?.ended(address)
             return
+        case (.later(let until, _), .token):
+            pause = until
+            tokens.rest(address, for: timing.scaled(until), at: now)
         case (.later(let until, _), _), (.interrupted(let until, _), _): pause = until
         case (.returned(let until), _): pause = until
         }
@@ -216,7 +240,7 @@ struct SendState {
     mutating func release(at now: Moment) -> [Action] {
         var actions: [Action] = []
         for (source, scope) in paced.sources {
-            if health.isResting(scope, at: now.clock) || health.isOnTrial(scope) {
+            if evidence.isOnTrial(.server(scope)) || evidence.isOnTrial(.topic(source.topic)) {
                 unwritten.giveBack(paced.withdraw { $0.request.address.scope == source.topic }, after: nil)
                 continue
             }
@@ -238,7 +262,7 @@ struct SendState {
     // MARK: - Writing
 
     /// What to write to the database next; nil when everything is written. Call `wrote` after the COMMIT.
-    var nextWrite: UnwrittenEndings.Write? { unwritten.next }
+    var nextWrite: [RequestEnding]? { unwritten.next }
 
     /// What `nextWrite` returned is in the database, except the endings with these numbers: another session has locked their requests.
     mutating func wrote(except locked: Set<Int64> = [], at now: ContinuousClock.Instant = .now) {
@@ -358,11 +382,12 @@ struct SendState {
     private func turn(of source: Source, at now: ContinuousClock.Instant) -> Turn? {
         let topic = source.topic
         let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
-        let isTrial = health.isOnTrial(scope)
-        let hasRoom = room(in: scope) >= (isTrial ? 1 : leastRoom)
-        return hasRoom && !blocked.isBlocked(source, at: now) && !health.isResting(scope, at: now)
-            && !paced.isLate(source, at: now)
-            ? Turn(source: source, scope: scope, isTrial: isTrial) : nil
+        let subjects: [ResponseEvidence.Subject] = evidence.isQuiet ? [] : [.server(scope), .topic(topic)]
+        let trial = subjects.first { evidence.isOnTrial($0) }
+        let hasRoom = room(in: scope) >= (trial != nil ? 1 : leastRoom)
+        return hasRoom && !blocked.isBlocked(source, at: now)
+            && !subjects.contains { evidence.isPausing($0, at: now) } && !paced.isLate(source, at: now)
+            ? Turn(source: source, scope: scope, trial: trial) : nil
     }
 
     /// Scopes with less room are skipped: a claim of one request costs about as much as a claim of many.
@@ -403,9 +428,9 @@ struct SendState {
         unwritten.areClaimedAgain(claim.requests)
         // While this process was stopped, another daemon may have had and returned what it holds.
         if !paced.isEmpty { paced.withdraw(Set(claim.requests.lazy.map(\.number))) }
-        if turn.isTrial {
+        if let trial = turn.trial {
             let chosen = chooseTrial(
-                from: withoutResting(withoutHeld(claim.requests, in: turn.scope), at: now), of: turn)
+                of: trial, from: withoutResting(withoutHeld(claim.requests, in: turn.scope), at: now), turn)
             return submit(chosen, in: turn.scope, at: now)
         }
         guard claim.lastSendAt != nil else { return submit(claim.requests, in: turn.scope, at: now) }
@@ -441,11 +466,13 @@ struct SendState {
     }
 
     /// Keeps one request, and gives the others back.
-    private mutating func chooseTrial(from claimed: [ClaimedRequest], of turn: Turn) -> [ClaimedRequest] {
+    private mutating func chooseTrial(
+        of subject: ResponseEvidence.Subject, from claimed: [ClaimedRequest], _ turn: Turn
+    ) -> [ClaimedRequest] {
         let scope = turn.scope
-        // A token's earlier request may still be in flight from before the rest.
+        // A token's earlier request may still be in flight from before the pause.
         let candidates = claimed.filter { requests[scope]?.holds($0.request.address) != true }
-        let chosen = trials.choose(from: candidates, in: scope)
+        let chosen = trials.choose(from: candidates, for: subject)
         // A campaign's batch stays together. The next trial chooses from another part of it.
         unwritten.giveBack(
             claimed.filter { $0.number != chosen?.number }, after: turn.source.campaign == nil ? Trials.othersWait : nil

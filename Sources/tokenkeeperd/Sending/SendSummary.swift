@@ -66,23 +66,10 @@ struct SendSummary {
         }
     }
 
-    func paused(_ topic: TopicScope, _ reason: String) {
-        logger.error(
-            "sending to a topic is paused; fix the cause, then run: SELECT tokenkeeper.resume_sending(topic, environment)",
-            metadata: [
-                "topic": "\(topic.topic)", "environment": "\(topic.environment)", "reason": "\(reason)",
-                "run": "SELECT tokenkeeper.resume_sending(\(SQLLiteral.quoted(topic.topic)), '\(topic.environment)')",
-            ])
-    }
-
-    func rests(_ scope: CredentialScope, for pause: Duration, lastError: String?) {
-        logger.warning(
-            "APNs returns errors or cannot be reached; requests wait",
-            metadata: [
-                "credential": "\(scope.credential)", "environment": "\(scope.environment)",
-                "for": "\(DurationText.text(pause))",
-                "last": "\(lastError ?? "no connection answered")",
-            ])
+    func pauses(for pause: Duration, why: String) {
+        logger.info(
+            "a pause begins, then one request at a time is tried",
+            metadata: ["for": "\(DurationText.text(pause))", "why": "\(why)"])
     }
 
     func blamed(_ scope: CredentialScope, _ goAway: PushGoAway) {

@@ -15,9 +15,10 @@ extension SendState {
         var scope: CredentialScope
         /// How many turns of this round share the credential's room.
         var sharers = 1
-        /// Whether it claims candidates for a trial of the server.
-        var isTrial = false
+        /// What it claims candidates for a trial of.
+        var trial: ResponseEvidence.Subject?
 
+        var isTrial: Bool { trial != nil }
         var topic: TopicScope { source.topic }
     }
 }

@@ -1,9 +1,9 @@
 internal import TokenLedger
 internal import TokenModel
 
-/// The requests that try a server out after a rest: one at a time, until the server responds. Pure.
+/// The requests that try a subject out after a pause, a server or a topic: one at a time, until one is accepted. Pure.
 ///
-/// APNs may never respond for some tokens, and a trial of such a token takes as long as a response may take. So each trial
+/// APNs may never respond for some tokens, or refuse their requests for good, and a trial of such a token says nothing. So each trial
 /// uses a token that was not tried before, from another part of the outbox. However many such tokens are due first, they do not
 /// keep the others waiting for long.
 struct Trials {
@@ -17,31 +17,29 @@ struct Trials {
     private struct Trial {
         /// The token whose request is in flight.
         var token: TokenAddress?
-        /// How often a request was to be chosen since the server last responded.
+        /// How often a request was to be chosen since one was last accepted.
         var number = 0
-        /// The tokens whose trial got no response, with the number of the last one.
+        /// The tokens whose trial was in vain, with the number of the last one.
         var tried: [TokenAddress: Int] = [:]
     }
 
-    private var trials: [CredentialScope: Trial] = [:]
+    private var trials: [ResponseEvidence.Subject: Trial] = [:]
 
     var isEmpty: Bool { trials.isEmpty }
 
-    /// The servers that are being tried out at this moment.
-    var underWay: [CredentialScope] { trials.filter { $0.value.token != nil }.map(\.key) }
-
-    /// Whether the request in flight for a token is the trial of its server.
-    func isTrial(_ token: TokenAddress, in scope: CredentialScope) -> Bool {
-        !isEmpty && trials[scope]?.token == token
+    /// The subject whose trial the request in flight for a token is.
+    func trial(of token: TokenAddress, in scope: CredentialScope) -> ResponseEvidence.Subject? {
+        if isEmpty { return nil }
+        return [.server(scope), .topic(token.scope)].first { trials[$0]?.token == token }
     }
 
-    /// Of the trial turns of each server, keeps one, of another topic or campaign each time; none while a trial is under way.
+    /// Of the trial turns of each subject, keeps one, of another topic or campaign each time; none while a trial is under way.
     func narrow(_ turns: [SendState.Turn]) -> [SendState.Turn] {
         var kept = turns
-        for (scope, own) in Dictionary(grouping: turns.filter(\.isTrial), by: \.scope) {
-            let trial = trials[scope] ?? Trial()
+        for (subject, own) in Dictionary(grouping: turns.filter(\.isTrial), by: { $0.trial! }) {
+            let trial = trials[subject] ?? Trial()
             let next = trial.token == nil ? own[trial.number % own.count].source : nil
-            kept.removeAll { $0.scope == scope && $0.source != next }
+            kept.removeAll { $0.trial == subject && $0.source != next }
         }
         return kept
     }
@@ -49,9 +47,11 @@ struct Trials {
     /// Chooses the first request of a token that was not tried, or else of the one tried longest ago.
     ///
     /// - Returns: Nil if there is no candidate.
-    mutating func choose(from candidates: [ClaimedRequest], in scope: CredentialScope) -> ClaimedRequest? {
-        var trial = trials[scope] ?? Trial()
-        defer { trials[scope] = trial }
+    mutating func choose(
+        from candidates: [ClaimedRequest], for subject: ResponseEvidence.Subject
+    ) -> ClaimedRequest? {
+        var trial = trials[subject] ?? Trial()
+        defer { trials[subject] = trial }
         trial.number += 1
         var tokens: Set<TokenAddress> = []
         let firsts = candidates.filter { tokens.insert($0.request.address).inserted }
@@ -65,18 +65,18 @@ struct Trials {
         return chosen
     }
 
-    /// The trial has ended, and the server needs another one.
+    /// The trial has ended, and the subject needs another one.
     ///
-    /// - Parameter isUnanswered: Whether the request was sent and got no response.
-    mutating func ended(in scope: CredentialScope, isUnanswered: Bool) {
-        guard var trial = trials[scope], let token = trial.token else { return }
+    /// - Parameter isInVain: Whether the request was sent and not accepted.
+    mutating func ended(_ subject: ResponseEvidence.Subject, isInVain: Bool) {
+        guard var trial = trials[subject], let token = trial.token else { return }
         trial.token = nil
-        if isUnanswered { trial.tried[token] = trial.number }
-        trials[scope] = trial
+        if isInVain { trial.tried[token] = trial.number }
+        trials[subject] = trial
     }
 
-    /// The server responds again.
-    mutating func succeeded(in scope: CredentialScope) {
-        trials[scope] = nil
+    /// Forgets the subjects that need no trial any more.
+    mutating func keep(where isOnTrial: (ResponseEvidence.Subject) -> Bool) {
+        trials = trials.filter { isOnTrial($0.key) }
     }
 }

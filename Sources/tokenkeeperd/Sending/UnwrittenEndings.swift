@@ -2,10 +2,9 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
-/// What the sender has decided but not yet written to the database: endings of requests, and pauses of topics. Pure.
+/// The endings of requests that the sender has decided but not yet written to the database. Pure.
 struct UnwrittenEndings {
     private var endings: [RequestEnding] = []
-    private var pauses: [(topic: TopicScope, reason: String)] = []
 
     /// Endings of requests that another session has locked, such as an open transaction that has called `pause_campaign`.
     private var locked: [RequestEnding] = []
@@ -24,14 +23,8 @@ struct UnwrittenEndings {
     /// back at once.
     static let most = backlog.free + backlog.locked + 2 * batch
 
-    /// What one transaction writes.
-    enum Write: Equatable {
-        case pause(TopicScope, reason: String)
-        case endings([RequestEnding])
-    }
-
     /// Whether everything is written.
-    var isEmpty: Bool { endings.isEmpty && pauses.isEmpty && locked.isEmpty }
+    var isEmpty: Bool { endings.isEmpty && locked.isEmpty }
 
     /// Whether so many endings are unwritten that nothing more should be claimed.
     var isBacklog: Bool { endings.count > Self.backlog.free || locked.count > Self.backlog.locked }
@@ -64,26 +57,14 @@ struct UnwrittenEndings {
         locked.removeAll { numbers.contains($0.number) }
     }
 
-    /// Adds a pause, unless one of the same topic is unwritten already: the first reason stays.
-    mutating func pause(_ topic: TopicScope, reason: String) {
-        if !pauses.contains(where: { $0.topic == topic }) { pauses.append((topic, reason)) }
-    }
-
-    /// Pauses first: the requests that go back must not be claimed again.
-    var next: Write? {
-        if let pause = pauses.first { return .pause(pause.topic, reason: pause.reason) }
-        return endings.isEmpty ? nil : .endings(Array(endings.prefix(Self.batch)))
-    }
+    /// What one transaction writes; nil if there is nothing.
+    var next: [RequestEnding]? { endings.isEmpty ? nil : Array(endings.prefix(Self.batch)) }
 
     /// Removes what `next` returned: it is in the database.
     ///
     /// - Parameter skipped: The numbers of those endings that are not, because another session has locked their requests. They are put aside
     ///   until `retryLocked`.
     mutating func wrote(except skipped: Set<Int64> = [], at now: ContinuousClock.Instant = .now) {
-        if !pauses.isEmpty {
-            pauses.removeFirst()
-            return
-        }
         if !skipped.isEmpty {
             locked += endings.prefix(Self.batch).filter { skipped.contains($0.number) }
             locksMetAt = locksMetAt ?? now

@@ -74,15 +74,16 @@ import TokenModel
         #expect((1...4).map { _ in queue.next()?.request.slot } == [2, 3, 5, 6] && queue.isEmpty)
     }
 
-    @Test func `every 5xx is the server's fault, and a pause without a length lasts a second`() {
+    @Test func `APNs' errors are the server's fault, and a pause without a length lasts a second`() {
         let policy = RetryPolicy(retryFor: .seconds(86_400))
         func step(_ end: PushOutcome.End) -> RetryPolicy.Step {
             policy.step(after: end, of: request(), attempts: 0, firstSentAt: .now, now: .now)
         }
-        for status in [500, 502, 504, 599] as [Int32] {
-            #expect(step(.answered(PushResponse(status: status))).blame == .server)
+        for status in [500, 503] as [Int32] {
+            let response = PushResponse(status: status, body: #"{"reason":"ANewReason"}"#)
+            #expect(step(.answered(response)).blame == .server)
         }
         let failure = PushFailure(kind: .backingOff, message: "m", mayHaveArrived: false)
-        #expect(step(.unanswered(failure)) == .init(.returned(.seconds(1)), .server))
+        #expect(step(.unanswered(failure)) == .init(.returned(.seconds(1)), .unreachable))
     }
 }

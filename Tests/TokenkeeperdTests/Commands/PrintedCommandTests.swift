@@ -269,7 +269,7 @@ import Testing
             "SELECT tokenkeeper.pause_sending('it''s\"odd\"\\topic', 'sandbox', 'a reason')", user: "a_operator")
         let status = try database.command("status", as: "a_reader").output
         let line = try #require(status.split(separator: "\n").first { $0.contains(topic) }, "\(status)")
-        let sql = try #require(line.firstMatch(of: #/then run: (SELECT .*)$/#)?.output.1)
+        let sql = try #require(line.firstMatch(of: #/run: (SELECT .*)$/#)?.output.1)
         #expect(try database.psql(String(sql), user: "a_operator") == "t")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.paused_topic", user: "a_reader") == "0")
     }
@@ -291,7 +291,7 @@ import Testing
         }
         let status = try database.command("status", as: "a_reader").output
         #expect(status.contains("the mass-failure guard of a'touch$IFS/tmp/x'$(b)'c (production) tripped"), "\(status)")
-        #expect(status.contains("then run: SELECT tokenkeeper.resume_sending(the topic, 'sandbox')"))
+        #expect(status.contains("run: SELECT tokenkeeper.resume_sending(the topic, 'sandbox')"))
         let marked = Set(
             status.split(separator: "`", omittingEmptySubsequences: false).enumerated().filter { $0.offset % 2 == 1 }
                 .map(\.element))

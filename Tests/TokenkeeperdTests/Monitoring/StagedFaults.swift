@@ -6,7 +6,7 @@ import TokenLedger
 
 /// Two daemons, of which one sends to a fake APNs, and what can go wrong with them and their database.
 final class StagedFaults {
-    /// Whether the fake APNs refuses what is sent to the topics `com.example.paused` and `com.failing.app`.
+    /// Whether the fake APNs refuses what is sent to the topic `com.failing.app`.
     private final class Switch: Sendable {
         let isOn = Atomic(false)
     }
@@ -28,11 +28,7 @@ final class StagedFaults {
         apnsRefuses = refuses
         let answer: FakeAPNs.Answer = { request in
             guard refuses.isOn.load(ordering: .relaxed) else { return nil }
-            return switch request.topic {
-            case "com.example.paused": .refused(403, "InvalidProviderToken")
-            case "com.failing.app": .refused(503, "ServiceUnavailable")
-            default: nil
-            }
+            return request.topic == "com.failing.app" ? .refused(503, "ServiceUnavailable") : nil
         }
         let scene = try SendingStage(on: .prepared(), answer: answer)
         self.scene = scene
@@ -78,6 +74,7 @@ final class StagedFaults {
     func stage() throws {
         apnsRefuses.isOn.store(true, ordering: .relaxed)
         // The daemons look at the attached tables once a minute.
+        try run("SELECT tokenkeeper.pause_sending('com.example.paused', reason => 'a test')", "a_operator")
         try run("ALTER TABLE app.devices DISABLE TRIGGER USER", "a_app")
         try run("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('com.example.app', 'not hex', 410)")
         try stageResults()

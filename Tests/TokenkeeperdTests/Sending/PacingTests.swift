@@ -77,7 +77,7 @@ import TokenModel
     }
 
     private func written(_ state: inout SendState) -> [RequestEnding] {
-        guard case .endings(let endings)? = state.nextWrite else { return [] }
+        guard let endings = state.nextWrite else { return [] }
         state.wrote()
         return endings
     }

@@ -88,13 +88,12 @@ private struct World {
     private var lastNumber: Int64 = 0
     private var inFlight: [TokenAddress: Int64] = [:]
     private var tokensRestUntil: [TokenAddress: Int64] = [:]
-    private var serverRestsUntil: [String: Int64] = [:]
-    /// The environments whose server has not responded since its rest, with the request that tries it out.
-    private var trials: [String: Int64?] = [:]
+    private var pausedUntil: [ResponseEvidence.Subject: Int64] = [:]
+    /// The servers and topics that have paused since a request was accepted, with the request that tries them out.
+    private var trials: [ResponseEvidence.Subject: Int64?] = [:]
     private var blockedUntil: [SendState.Source: Int64] = [:]
     /// The topics with unclaimed requests, as far as the present look has come.
     private var seenWaiting: Set<TopicScope> = []
-    private var paused: Set<TopicScope> = []
     private var pausedByOperator: Set<TopicScope> = []
     private(set) var problems: [String] = []
     private(set) var ended = 0
@@ -197,7 +196,7 @@ private struct World {
                 campaign.audience.isEmpty
                 && !rows.values.contains { $0.campaign == id && $0.place != .done && $0.place != .takenOver }
             let isOpen = !campaign.isPaused && !campaign.isCancelled && !isOver
-            guard isOpen, !paused.contains(campaign.topic), !pausedByOperator.contains(campaign.topic) else { continue }
+            guard isOpen, !pausedByOperator.contains(campaign.topic) else { continue }
             due.append(
                 Outbox.DueCampaign(
                     id: id, topic: campaign.topic, hasBatches: !batches(of: id).isEmpty,
@@ -295,16 +294,12 @@ private struct World {
     }
 
     private mutating func claimRound() {
-        // The pipeline writes before it claims, but endings may wait for a lock.
-        while case .pause? = state.nextWrite { write(one: true) }
         lookForCampaigns()
         if state.looksForTopics(at: now.clock) {
             repeat {
                 let rest = topics.filter { topic in state.topicCursor.map { topic.topic > $0.topic } ?? true }
                 var page = Outbox.Scopes()
-                page.due = rest.prefix(2).filter {
-                    !paused.contains($0) && !pausedByOperator.contains($0) && !due($0).isEmpty
-                }
+                page.due = rest.prefix(2).filter { !pausedByOperator.contains($0) && !due($0).isEmpty }
                 page.waiting = rest.prefix(2).filter(hasWaiting)
                 page.last = rest.count > 2 ? rest[1] : nil
                 seenWaiting.formUnion(page.waiting)
@@ -324,8 +319,9 @@ private struct World {
     }
 
     private mutating func claim(_ turn: SendState.Turn) {
-        require(!paused.contains(turn.topic), "claims from a paused topic")
-        require((serverRestsUntil[turn.topic.environment] ?? 0) <= time, "claims for a server that rests")
+        for subject in subjects(of: turn.topic) {
+            require((pausedUntil[subject] ?? 0) <= time, "claims for \(subject), which pauses")
+        }
         require((blockedUntil[turn.source] ?? 0) <= time, "claims from a blocked topic or campaign")
         let room = state.room(for: turn)
         if let id = turn.source.campaign {
@@ -357,16 +353,24 @@ private struct World {
         } else {
             blockedUntil[turn.source] = nil
             let actions = state.take(claim, of: turn, at: now.clock)
-            checkTrial(actions, in: turn.topic.environment)
+            checkTrial(actions, of: turn)
             perform(actions)
         }
     }
 
-    private mutating func checkTrial(_ actions: [SendState.Action], in environment: String) {
-        guard let underWay = trials[environment], case .submit(let requests, _)? = actions.first else { return }
-        require(requests.count == 1, "\(requests.count) requests try a server out")
-        require(underWay == nil, "a second request tries a server out")
-        trials[environment] = .some(requests[0].number)
+    private func subjects(of topic: TopicScope) -> [ResponseEvidence.Subject] {
+        [.server(CredentialScope(credential: "main", environment: topic.environment)), .topic(topic)]
+    }
+
+    private mutating func checkTrial(_ actions: [SendState.Action], of turn: SendState.Turn) {
+        guard let subject = subjects(of: turn.topic).first(where: { trials[$0] != nil }),
+            let underWay = trials[subject],
+            case .submit(let requests, _)? = actions.first
+        else { return }
+        require(turn.trial == subject, "\(subject) is not tried")
+        require(requests.count == 1, "\(requests.count) requests try \(subject) out")
+        require(underWay == nil, "a second request tries \(subject) out")
+        trials[subject] = .some(requests[0].number)
     }
 
     private var claimedNumbers: Set<Int64> { Set(rows.filter { $0.value.place == .claimed }.keys) }
@@ -384,17 +388,10 @@ private struct World {
         }
     }
 
-    private mutating func write(one: Bool = false) {
-        while let write = state.nextWrite {
-            switch write {
-            case .pause(let topic, _):
-                paused.insert(topic)
-                // What the state does not know is not blocked.
-                found = found.filter { campaigns[$0.key]!.topic != topic }
-            case .endings(let endings): for ending in endings { end(ending) }
-            }
+    private mutating func write() {
+        while let endings = state.nextWrite {
+            for ending in endings { end(ending) }
             state.wrote()
-            if one { return }
         }
     }
 
@@ -421,7 +418,12 @@ private struct World {
     /// Loses the connection to the database, or some queued requests to another daemon; or an operator resumes the topics.
     private mutating func lose() {
         switch dice(hasCampaigns ? 8 : 6) {
-        case 0: (paused, pausedByOperator) = ([], [])
+        case 0:
+            for topic in pausedByOperator {
+                for subject in subjects(of: topic) { (pausedUntil[subject], trials[subject]) = (nil, nil) }
+            }
+            state.resume(Array(pausedByOperator))
+            pausedByOperator = []
         case 1:
             for (number, row) in rows.sorted(by: { $0.key < $1.key })
             where row.place == .claimed && dice(6) == 0 {
@@ -452,10 +454,12 @@ private struct World {
             case .withdraw(let numbers, let credential):
                 require(credential == "main", "withdrawn from another client")
                 for number in numbers { withdraw(number) }
-            case .logRest(let scope, let pause, _):
-                serverRestsUntil[scope.environment] = time + pause.microseconds
-                // Longer pauses are those that APNs asks of a credential.
-                if pause <= .seconds(900) { trials[scope.environment] = .some(nil) }
+            case .reconnect: break
+            case .logPause(let subject, let pause, _):
+                pausedUntil[subject] = time + pause.microseconds
+                trials[subject] = .some(nil)
+                // What the state does not know is not blocked.
+                if case .topic(let topic) = subject { found = found.filter { campaigns[$0.key]!.topic != topic } }
             }
         }
     }
@@ -472,8 +476,7 @@ private struct World {
     /// The client gives a request back, unless it has sent it.
     private mutating func withdraw(_ number: Int64) {
         guard let row = rows[number], inFlight[row.claimed.request.address] == number else { return }
-        var isPaused = self.isPaused(row) || paused.contains(row.topic)
-        if case .pause? = state.nextWrite { isPaused = true }
+        let isPaused = self.isPaused(row) || subjects(of: row.topic).contains { trials[$0] != nil }
         require(row.place != .claimed || isPaused, "\(number) is withdrawn for no reason")
         withdrawn += 1
         if dice(2) == 0 { end(row.claimed.request.address, number, .withdrawn) }
@@ -489,14 +492,17 @@ private struct World {
     private mutating func end(_ address: TokenAddress, _ number: Int64, _ end: PushOutcome.End) {
         inFlight[address] = nil
         if end == Self.gone || end == Self.bad { tokensRestUntil[address] = time + 2_000_000 }
+        if end == Self.tooMany { tokensRestUntil[address] = time + 60_000_000 }
         let outcome = PushOutcome(
             request: rows[number]!.claimed.request, sentAt: now.timeOfDay, sends: 1, end: end)
-        let environment = address.environment.rawValue
-        if let underWay = trials[environment], (serverRestsUntil[environment] ?? 0) <= time {
-            if Self.judgments.contains(end) {
-                trials[environment] = nil
+        for subject in subjects(of: address.scope) {
+            guard let underWay = trials[subject] else { continue }
+            if case .server = subject, Self.judgments.contains(end) {
+                (trials[subject], pausedUntil[subject]) = (nil, nil)
+            } else if Self.acceptances.contains(end) {
+                (trials[subject], pausedUntil[subject]) = (nil, nil)
             } else if underWay == number {
-                trials[environment] = .some(nil)
+                trials[subject] = .some(nil)
             }
         }
         perform(state.take([outcome], of: "main", by: policy, at: now))
@@ -513,7 +519,7 @@ private struct World {
     }
 
     private static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {
-        .answered(PushResponse(status: status, body: body))
+        .answered(PushResponse(status: status, body: body, apnsID: status == 200 ? "id" : nil))
     }
 
     private static func lost(_ kind: PushFailure.Kind, mayHaveArrived: Bool) -> PushOutcome.End {
@@ -522,14 +528,15 @@ private struct World {
 
     private static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
     private static let bad = response(400, #"{"reason":"BadDeviceToken"}"#)
-    /// With these, APNs judges the message or the token.
-    private static let judgments = [
-        response(200), gone, bad, response(400, #"{"reason":"PayloadEmpty"}"#),
-        response(429, #"{"reason":"TooManyRequests"}"#),
-    ]
+    private static let tooMany = response(429, #"{"reason":"TooManyRequests"}"#)
+    private static let disallowed = response(400, #"{"reason":"TopicDisallowed"}"#)
+    private static let acceptances = [response(200), gone, bad]
+    /// With these, APNs has judged the request, and so accepts the credential.
+    private static let judgments =
+        acceptances + [response(400, #"{"reason":"PayloadEmpty"}"#), tooMany, disallowed]
     private static let ends: [PushOutcome.End] = [
         response(200), response(200), response(200), response(200), response(200), response(200), gone, gone, bad,
-        response(400, #"{"reason":"PayloadEmpty"}"#), response(429, #"{"reason":"TooManyRequests"}"#),
+        response(400, #"{"reason":"PayloadEmpty"}"#), tooMany, disallowed, disallowed,
         response(429, #"{"reason":"TooManyProviderTokenUpdates"}"#), response(503), response(503), response(503),
         response(403, #"{"reason":"InvalidProviderToken"}"#), response(308),
         lost(.connectionLost, mayHaveArrived: true),

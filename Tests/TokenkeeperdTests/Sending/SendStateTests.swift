@@ -26,7 +26,7 @@ import TokenModel
     }
 
     static func response(_ status: Int32, _ body: String? = nil) -> PushOutcome.End {
-        .answered(PushResponse(status: status, body: body))
+        .answered(PushResponse(status: status, body: body, apnsID: status == 200 ? "id" : nil))
     }
 
     static let gone = response(410, #"{"reason":"Unregistered","timestamp":1700000000000}"#)
@@ -82,7 +82,7 @@ import TokenModel
     }
 
     private func written(_ state: inout SendState) -> [RequestEnding] {
-        guard case .endings(let endings)? = state.nextWrite else { return [] }
+        guard let endings = state.nextWrite else { return [] }
         state.wrote()
         return endings
     }
@@ -95,7 +95,10 @@ import TokenModel
         #expect(submitted(end(Self.response(200), Self.claimed(1), &state)) == ["2"])
         let endings = written(&state)
         #expect(
-            endings == [RequestEnding(number: 1, fate: .answered, answer: .init(status: 200), sentAt: start.timeOfDay)])
+            endings == [
+                RequestEnding(
+                    number: 1, fate: .answered, answer: .init(status: 200, apnsID: "id"), sentAt: start.timeOfDay)
+            ])
         #expect(!state.isEmpty && state.nextWrite == nil)
     }
 
@@ -138,36 +141,23 @@ import TokenModel
 
     // Writing ----------------------------------------------------------------------------------------------------------
 
-    @Test func `a topic's pause is written once, before the endings`() throws {
-        var state = state()
-        _ = try claim([Self.claimed(1), Self.claimed(2, "bb")], &state)
-        let refused = Self.response(403, #"{"reason":"InvalidProviderToken"}"#)
-        _ = end(refused, Self.claimed(1), &state)
-        _ = end(refused, Self.claimed(2, "bb"), &state)
-        #expect(state.nextWrite == .pause(Self.topic, reason: "APNs answered 403 InvalidProviderToken"))
-        #expect(
-            state.nextWrite == .pause(Self.topic, reason: "APNs answered 403 InvalidProviderToken"),
-            "until it is written")
-        state.wrote()
-        #expect(written(&state).map(\.fate) == [.returned(nil), .returned(nil)])
-        #expect(state.isEmpty)
-        #expect(state.turns(at: start.clock).isEmpty, "nothing is claimed until a look finds the topic again")
-    }
-
-    @Test func `when its topic is paused, what was not sent goes back at once, as if it was not tried`()
-        throws
-    {
+    @Test func `when a topic pauses, what was not sent goes back at once, as if it was not tried`() throws {
         var state = state(due: [Self.topic, Self.other])
-        let requests = [Self.claimed(1), Self.claimed(2), Self.claimed(3, "bb"), Self.claimed(4, "bb")]
-        #expect(try claim(requests + [Self.claimed(5, topic: "b"), Self.claimed(6, topic: "b")], &state).count == 3)
-        #expect(
-            end(Self.response(403, #"{"reason":"InvalidProviderToken"}"#), Self.claimed(1), &state)
-                == [.withdraw([3], credential: "main")], "the client may not have sent it yet")
-        state.wrote()
-        #expect(Set(written(&state).map(\.number)) == [1, 2, 4])
-        #expect(end(.withdrawn, Self.claimed(3, "bb"), &state).isEmpty)
-        #expect(written(&state).map { $0.number == 3 && $0.fate == .returned(nil) } == [true])
-        #expect(submitted(end(Self.response(200), Self.claimed(5, topic: "b"), &state)) == ["6"], "another topic")
+        let requests = (1...6).flatMap { [Self.claimed($0, "a\($0)"), Self.claimed($0 + 10, "a\($0)")] }
+        #expect(try claim(requests + [Self.claimed(50, topic: "b"), Self.claimed(60, topic: "b")], &state).count == 7)
+        let refused = Self.response(400, #"{"reason":"TopicDisallowed"}"#)
+        for number in 1...4 {
+            #expect(withdrawn(end(refused, Self.claimed(Int64(number), "a\(number)"), &state)).isEmpty)
+        }
+        _ = written(&state)
+        let actions = end(refused, Self.claimed(5, "a5"), &state)
+        #expect(withdrawn(actions) == [6], "the client may not have sent it yet")
+        #expect(!actions.contains(.reconnect(Self.main)))
+        #expect(Set(written(&state).map(\.number)).isSuperset(of: [5, 15, 16]))
+        #expect(end(.withdrawn, Self.claimed(6, "a6"), &state).isEmpty)
+        #expect(written(&state).map { $0.number == 6 && $0.fate == .returned(nil) } == [true])
+        #expect(submitted(end(Self.response(200), Self.claimed(50, topic: "b"), &state)) == ["60"], "another topic")
+        #expect(state.turns(at: start.clock).map(\.topic) == [Self.other])
     }
 
     @Test func `when somebody pauses a topic, what waits behind another request goes back, at its turn at the latest`()
@@ -213,7 +203,7 @@ import TokenModel
         #expect(state.reconcile(claimed: Set(1...4001)).isEmpty)
         #expect(state.isBehind && state.turns(at: start.clock).isEmpty)
         var sizes: [Int] = []
-        while case .endings(let endings)? = state.nextWrite {
+        while let endings = state.nextWrite {
             sizes.append(endings.count)
             state.wrote()
             #expect(!state.isBehind)
@@ -248,8 +238,7 @@ import TokenModel
     }
 
     private func numbers(_ state: SendState) -> Set<Int64> {
-        guard case .endings(let endings)? = state.nextWrite else { return [] }
-        return Set(endings.map(\.number))
+        return Set((state.nextWrite ?? []).map(\.number))
     }
 
     @Test func `claims that only the database knows go back, and requests taken over are dropped`() throws {
@@ -324,14 +313,20 @@ import TokenModel
         let requests = (1...20).map { Self.claimed(Int64($0), String($0 + 16, radix: 16)) }
         _ = try claim(requests, &state)
         let actions = requests.flatMap { end(Self.response(503, #"{"reason":"Shutdown"}"#), $0, &state) }
-        #expect(actions == [.logRest(Self.main, .seconds(15), lastError: "APNs answered 503 Shutdown")])
-        #expect(state.turns(at: start.clock + .seconds(14)).isEmpty)
+        guard case .logPause(.server(Self.main), let pause, let why)? = actions.first else {
+            Issue.record("\(actions)")
+            return
+        }
+        #expect(.seconds(3.75)...(.seconds(5)) ~= pause && why.hasSuffix("APNs answered 503 Shutdown"))
+        #expect(actions.contains(.reconnect(Self.main)))
+        #expect(state.turns(at: start.clock + .seconds(3.7)).isEmpty)
         #expect(
             state.problems(at: start.clock) == [
                 "APNs returns errors or cannot be reached (main, production), and requests wait: APNs answered 503 Shutdown"
             ])
-        #expect(state.turns(at: start.clock + .seconds(15)).count == 1)
-        #expect(state.problems(at: start.clock + .seconds(15)).isEmpty)
+        let trials = state.turns(at: start.clock + .seconds(5))
+        #expect(trials.count == 1 && trials.allSatisfy(\.isTrial))
+        #expect(state.problems(at: start.clock + .seconds(5)).count == 1, "until a request is accepted")
     }
 
     @Test func `an uncovered topic is listed, and an invalid one is claimed so that its requests fail`()

@@ -12,61 +12,6 @@ import TokenModel
 /// The parts of the sender, tested one by one.
 @Suite(.ownThread) struct `Sending, rule by rule` {
     let topic = TopicScope(environment: "production", topic: "t")
-    let main = CredentialScope(credential: "main", environment: "production")
-    let error = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
-
-    // The health of sending --------------------------------------------------------------------------------------------
-
-    @Test func `a response to a request from before a server's rest does not end the rest`() {
-        var health = SendingHealth(.production)
-        let now = ContinuousClock.now
-        for _ in 1...20 { _ = health.note(error, of: topic, by: "main", at: now) }
-        #expect(health.note(RetryPolicy.Step(.answered), of: topic, by: "main", at: now) == .none)
-        #expect(health.isResting(main, at: now + .seconds(14)))
-    }
-
-    @Test func `a second response that asks for a credential's pause does not extend it`() {
-        var health = SendingHealth(.production)
-        let now = ContinuousClock.now
-        let pause = RetryPolicy.Step(.later(.seconds(1200), "w"), .credential(.seconds(1200)))
-        _ = health.note(pause, of: topic, by: "main", at: now)
-        #expect(health.note(pause, of: topic, by: "main", at: now + .seconds(60)) == .none)
-        #expect(!health.isResting(main, at: now + .seconds(1200)))
-    }
-
-    @Test(arguments: [
-        RetryPolicy.Step(.returned(nil)), RetryPolicy.Step(.interrupted(.zero, "stopped")),
-        RetryPolicy.Step(.later(.seconds(60), "APNs answered 429 TooManyRequests"), .token),
-    ])
-    func `an outcome without a response does not restart the counts`(step: RetryPolicy.Step) {
-        var health = SendingHealth(.production)
-        let now = ContinuousClock.now
-        for _ in 1...19 { _ = health.note(error, of: topic, by: "main", at: now) }
-        _ = health.note(step, of: topic, by: "main", at: now)
-        #expect(health.note(error, of: topic, by: "main", at: now) == .rest(.seconds(15)))
-        let fault = RetryPolicy.Step(.failed("w"), .message("w"))
-        for _ in 1...19 { _ = health.note(fault, of: topic, by: "main", at: now) }
-        _ = health.note(step, of: topic, by: "main", at: now)
-        #expect(health.note(fault, of: topic, by: "main", at: now) != .none)
-    }
-
-    @Test func `five responses in a row that are not from APNs pause their topic, and one from APNs resets the count`()
-    {
-        var health = SendingHealth(.production)
-        let now = ContinuousClock.now
-        let foreign = RetryPolicy.Step(.later(.seconds(5), "308"), .foreign("308"))
-        for _ in 1...4 { #expect(health.note(foreign, of: topic, by: "main", at: now) == .none) }
-        _ = health.note(RetryPolicy.Step(.answered), of: topic, by: "main", at: now)
-        for _ in 1...4 { #expect(health.note(foreign, of: topic, by: "main", at: now) == .none) }
-        let other = TopicScope(environment: "production", topic: "u")
-        #expect(health.note(foreign, of: other, by: "main", at: now) == .none, "each topic has its own count")
-        #expect(
-            health.note(foreign, of: topic, by: "main", at: now)
-                == .pauseTopic(
-                    "5 responses in a row are not from APNs, the last: 308; "
-                        + "check send.production_server and any proxy between the daemon and APNs"))
-        #expect(health.note(foreign, of: topic, by: "main", at: now) == .none, "the count starts again")
-    }
 
     // The place --------------------------------------------------------------------------------------------------------
 

@@ -61,10 +61,11 @@ struct SendingStage {
     /// - Parameters:
     ///   - credential: The settings of the credential, if not the authority's key.
     ///   - settings: Other settings, which override the defaults here.
-    func daemon(credential: [String]? = nil, _ settings: [String] = []) throws -> DaemonProcess {
+    ///   - timing: The fraction of the product's pauses that it takes.
+    func daemon(credential: [String]? = nil, _ settings: [String] = [], timing: Double = 1) throws -> DaemonProcess {
         try DaemonProcess(
             database.url(), settings: servers + (credential ?? key) + settings,
-            environment: ["RUNTIME_DIRECTORY": runtime.path])
+            environment: ["RUNTIME_DIRECTORY": runtime.path], timing: timing)
     }
 
     static func token(_ number: Int) -> String { String(format: "%064x", number) }

@@ -101,44 +101,14 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
-    @Test func `a credential that APNs refuses pauses the topic, loses nothing, and raises an alarm`() throws {
-        let stage = try SendingStage { $0.signingKeys = [] }
-        defer { stage.apns.stop() }
-        try stage.register(1...5000)
-        try stage.enqueue()
-        let daemon = try stage.daemon()
-        try eventually("it is paused") { try stage.count("paused_topic") == 1 }
-        try eventually("all are back", within: SendingStage.longest) {
-            try stage.count("send_request", "claimed_by IS NULL AND attempts = 0") == 5000
-        }
-        #expect(stage.apns.records.requests <= 1000, "only a part of the queue was tried")
-        #expect(
-            try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
-                == "APNs answered 403 InvalidProviderToken")
-        #expect(daemon.logged.contains("sending to a topic is paused"))
-        #expect(daemon.stop() == 0)
-        #expect(try stage.count("failed_send") == 0 && stage.count("token", "state <> 'active'") == 0)
-
-        // Fixed: another server knows the key.
-        let repaired = try FakeAPNs.start(FakeOptions(stage.files))
-        defer { repaired.stop() }
-        let next = try stage.daemon(["send.production_server=localhost:\(repaired.port)"])
-        try stage.database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
-        try stage.settled()
-        #expect(repaired.records.count(200) == 5000, "\(next.logged)")
-        #expect(next.stop() == 0)
-    }
-
     /// Responses of redirects, proxies and load balancers, which APNs does not send.
     @Test(arguments: [
         ("308", ""), ("401", "<html>Sign in</html>"), ("600", ""), ("999", #"{"reason":"BadPriority"}"#),
         ("410", "<html>Gone</html>"),
     ])
-    func
-        `responses that are not from APNs lose no request and no token: the topic is paused, and all are sent after it`(
-            status: String, body: String
-        ) throws
-    {
+    func `responses that are not from APNs lose no request and no token, and all are sent once they end`(
+        status: String, body: String
+    ) throws {
         let isMended = Atomic(false)
         let stage = try SendingStage { _ in
         } answer: { _ in
@@ -148,23 +118,21 @@ import Testing
         try stage.register(1...40)
         try stage.enqueue()
         let daemon = try stage.daemon()
-        try eventually("the topic is paused") { try stage.count("paused_topic") == 1 }
-        try eventually("all are back") { try stage.count("send_request", "claimed_by IS NULL") == 40 }
+        try eventually("it is shown") {
+            try stage.database.psql("SELECT array_to_string(problems, '; ') FROM tokenkeeper.sending_daemon").contains(
+                "something between this daemon and APNs responds (main, production); check send.production_server and any proxy, and requests wait: "
+                    + "the server answered \(status), but not as APNs does")
+        }
         #expect(try stage.count("failed_send") == 0 && stage.count("suppressed_send") == 0)
-        let reason = try stage.database.psql("SELECT reason FROM tokenkeeper.paused_topic")
-        #expect(
-            reason.hasPrefix("5 responses in a row are not from APNs, the last: the server answered \(status)")
-                && reason.contains("check send.production_server"), "\(reason)")
         #expect(
             try stage.count("send_result") == 0 && stage.count("result_count") == 0, "they say nothing about a token")
         #expect(try stage.count("suppressed_token") == 0 && stage.count("held_result") == 0)
 
         isMended.store(true, ordering: .releasing)
-        try stage.database.psql(
-            """
-            SELECT tokenkeeper.resume_sending('com.example.app');
-            UPDATE tokenkeeper.send_request SET scheduled_at = NULL
-            """)
+        try eventually("all are sent") {
+            try stage.database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL")
+            return try stage.count("send_request") == 0
+        }
         try stage.settled()
         #expect(try stage.count("failed_send") == 0)
         #expect(try stage.count("suppressed_send") == 0)
@@ -184,12 +152,13 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...3)
         try stage.enqueue()
-        let daemon = try stage.daemon()
+        let daemon = try stage.daemon(timing: 0.01)
         func waits(_ attempts: Int) throws {
             try eventually("both wait for try \(attempts + 1)") {
                 try stage.count(
                     "send_request",
-                    "claimed_by IS NULL AND attempts = \(attempts) AND scheduled_at > now() + interval '50 seconds'")
+                    "claimed_by IS NULL AND attempts = \(attempts) + (last_error LIKE '%503%')::integer AND scheduled_at > now() + interval '50 seconds'"
+                )
                     == 2
             }
         }
@@ -198,7 +167,7 @@ import Testing
             try stage.database.psql("UPDATE tokenkeeper.send_request SET scheduled_at = NULL")
         }
         try waits(4)
-        #expect(Set(stage.sends.values) == [1, 4])
+        #expect(Set(stage.sends.values) == [1, 4, 5], "an error of the server is tried again at once")
         #expect(
             try stage.database.psql(
                 "SELECT max(scheduled_at) > now() + interval '110 minutes' FROM tokenkeeper.send_request") == "t")
@@ -209,9 +178,9 @@ import Testing
         #expect(
             try stage.database.psql(
                 "SELECT string_agg(error || ' ' || status, ', ' ORDER BY status) FROM tokenkeeper.failed_send")
-                == "APNs answered 429 TooManyRequests; failed after 5 tries 429, APNs answered 503 ServiceUnavailable; failed after 5 tries 503"
+                == "APNs answered 429 TooManyRequests; failed after 5 tries 429, APNs answered 503 ServiceUnavailable; failed after 6 tries 503"
         )
-        #expect(try stage.results(200) == 1 && stage.results(429) == 5 && stage.results(503) == 5)
+        #expect(try stage.results(200) == 1 && stage.results(429) == 5 && stage.results(503) == 6)
         #expect(daemon.stop() == 0)
     }
 
@@ -290,7 +259,7 @@ import Testing
         try stage.enqueue()
         let daemon = try stage.daemon(["send.max_in_flight=50"])
         try eventually("it is logged") {
-            daemon.logged.contains("APNs returns errors or cannot be reached; requests wait")
+            daemon.logged.contains("APNs returns errors or cannot be reached (main, production), and requests wait")
         }
         try eventually("nothing is claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") == 0 }
         #expect(stage.apns.records.requests <= 100, "the requests in flight when it noticed")

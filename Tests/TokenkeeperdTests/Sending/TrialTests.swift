@@ -33,7 +33,7 @@ private typealias Decisions = `The sender's decisions`
     @Test func `each trial is of another topic`() {
         let topics = ["a", "b", "c"].map { TopicScope(environment: "production", topic: $0) }
         let main = CredentialScope(credential: "main", environment: "production")
-        let turns = topics.map { SendState.Turn(source: .init(topic: $0), scope: main, isTrial: true) }
+        let turns = topics.map { SendState.Turn(source: .init(topic: $0), scope: main, trial: .server(main)) }
         let other = SendState.Turn(
             source: .init(topic: topics[0]), scope: CredentialScope(credential: "x", environment: "production"))
         var trials = Trials()
@@ -42,13 +42,13 @@ private typealias Decisions = `The sender's decisions`
             let kept = trials.narrow([other] + turns)
             #expect(kept.count == 2 && kept[0] == other)
             tried.append(kept[1].topic.topic)
-            #expect(trials.choose(from: [], in: main) == nil)
+            #expect(trials.choose(from: [], for: .server(main)) == nil)
         }
         #expect(tried == ["a", "b", "c", "a"])
-        #expect(trials.choose(from: [Decisions.claimed(1)], in: main)?.number == 1)
-        #expect(trials.narrow([other] + turns) == [other] && trials.underWay == [main])
-        trials.ended(in: main, isUnanswered: false)
-        #expect(trials.narrow([other] + turns).count == 2 && trials.underWay.isEmpty)
+        #expect(trials.choose(from: [Decisions.claimed(1)], for: .server(main))?.number == 1)
+        #expect(trials.narrow([other] + turns) == [other])
+        trials.ended(.server(main), isInVain: false)
+        #expect(trials.narrow([other] + turns).count == 2)
     }
 
     @Test(arguments: [
@@ -63,11 +63,13 @@ private typealias Decisions = `The sender's decisions`
         #expect(state.claim([3], of: "cc", and: 4, of: "dd") == ["3", "4"])
     }
 
-    @Test func `while a trial is under way, the reason is told`() {
+    @Test func `until a trial succeeds, the reason is told`() {
         var state = TriedState()
-        #expect(state.problems.isEmpty)
+        #expect(state.problems.count == 1)
         _ = state.claim([1], of: "aa")
         #expect(state.problems.count == 1 && state.problems[0].contains("APNs returns errors or cannot be reached"))
+        state.end(1, of: "aa", Decisions.response(200))
+        #expect(state.problems.isEmpty)
     }
 }
 
@@ -131,7 +133,7 @@ private struct TriedState {
         let outcome = PushOutcome(request: request.request, sentAt: now.timeOfDay, sends: 1, end: end)
         let actions = state.take(
             [outcome], of: "main", by: RetryPolicy(retryFor: .seconds(86_400)), at: now)
-        for case .logRest(_, let pause, _) in actions { now.clock += pause }
+        for case .logPause(_, let pause, _) in actions { now.clock += pause }
         _ = written()
         look()
     }
@@ -140,10 +142,8 @@ private struct TriedState {
     private mutating func written() -> [Int64: Int64] {
         var waits: [Int64: Int64] = [:]
         while let write = state.nextWrite {
-            if case .endings(let endings) = write {
-                for case (let number, .returned(.some(let pause))) in endings.map({ ($0.number, $0.fate) }) {
-                    waits[number] = pause.components.seconds
-                }
+            for case (let number, .returned(.some(let pause))) in write.map({ ($0.number, $0.fate) }) {
+                waits[number] = pause.components.seconds
             }
             state.wrote()
         }
@@ -251,16 +251,14 @@ private struct MuteOutbox {
 
     private mutating func write() {
         while let write = state.nextWrite {
-            if case .endings(let endings) = write {
-                for ending in endings {
-                    switch ending.fate {
-                    case .answered, .failed: break
-                    case .later(let pause, _): due[ending.number] = time + pause
-                    case .interrupted(let pause, _):
-                        due[ending.number] = time + pause
-                        interruptions[ending.number, default: 0] += 1
-                    case .returned(let pause): due[ending.number] = time + (pause ?? .zero)
-                    }
+            for ending in write {
+                switch ending.fate {
+                case .answered, .failed: break
+                case .later(let pause, _): due[ending.number] = time + pause
+                case .interrupted(let pause, _):
+                    due[ending.number] = time + pause
+                    interruptions[ending.number, default: 0] += 1
+                case .returned(let pause): due[ending.number] = time + (pause ?? .zero)
                 }
             }
             state.wrote()

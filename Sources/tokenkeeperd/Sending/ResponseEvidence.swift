@@ -1,0 +1,199 @@
+internal import APNsFeedback
+internal import TokenLedger
+internal import TokenModel
+
+/// What outcomes say about more than their requests: about a topic, or about a credential in an environment with all that lies between this daemon and APNs.
+/// Decides what pauses, for how long, and when a request fails alone. Pure.
+///
+/// - One outcome says something about its request only. A subject pauses when so many different tokens drew outcomes of one kind that `RetryPolicy.Evidence`
+///   names, and no request was accepted meanwhile.
+/// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all.
+/// - A refused request waits and is tried again. The refusal counts against it if requests of its topic are accepted at that time; then it fails after a few. If
+///   nothing is accepted, nothing fails.
+struct ResponseEvidence {
+    /// What pauses.
+    enum Subject: Hashable, Comparable {
+        case server(CredentialScope)
+        case topic(TopicScope)
+    }
+
+    /// The kinds of blame, without their words.
+    fileprivate enum Kind: Hashable {
+        case message, topic, sender, foreign, server, unreachable
+    }
+
+    private struct Suspicion {
+        var tokens: [Kind: Set<TokenAddress>] = [:]
+        /// How many pauses it had since a request was accepted.
+        var pauses = 0
+        /// When the last pause ends or has ended; nil if there was none.
+        var until: ContinuousClock.Instant?
+        var kind = Kind.server
+        /// The last outcome, in words.
+        var words = ""
+    }
+
+    private let timing: Timing
+    private var suspicions: [Subject: Suspicion] = [:]
+    /// When a request of each topic was last accepted.
+    private var acceptedAt: [TopicScope: ContinuousClock.Instant] = [:]
+    /// How many refusals count against each request, by its number.
+    private var refusals: [Int64: Int] = [:]
+
+    /// More requests than these with refusals, of those that have not ended, are forgotten.
+    private static let mostRefused = 100_000
+
+    init(_ timing: Timing) { self.timing = timing }
+
+    /// What follows from one outcome.
+    struct Finding: Equatable {
+        /// What becomes of the request.
+        var fate: RequestFate
+        /// The subject that pauses from now, and for how long.
+        var pause: Pause?
+
+        struct Pause: Equatable {
+            var subject: Subject
+            var duration: Duration
+        }
+    }
+
+    /// - Parameter trial: The subject whose trial the request was.
+    mutating func note(
+        _ step: RetryPolicy.Step, of claimed: ClaimedRequest, in scope: CredentialScope, trial: Subject?,
+        at now: ContinuousClock.Instant
+    ) -> Finding {
+        let topic = claimed.request.address.scope
+        var finding = Finding(fate: step.fate)
+        // Before this outcome is noted: it may be the last that it takes.
+        if step.blame.isRefusal, countsAlone(step.blame, in: topic, scope, at: now) {
+            let count = refusals[claimed.number, default: 0] + 1
+            refusals[claimed.number] = count
+            if count >= RetryPolicy.refusals, let error = step.fate.error {
+                finding.fate = .failed("\(error), \(count) times, while other requests of the topic were accepted")
+            }
+            if refusals.count > Self.mostRefused { refusals = [:] }
+        }
+        if !refusals.isEmpty, finding.fate.isFinal { refusals[claimed.number] = nil }
+        switch (step.blame, step.fate) {
+        case (.token, .answered), (.nobody, .answered):
+            accept(.server(scope))
+            accept(.topic(topic))
+            acceptedAt[topic] = now
+        // APNs has judged the request, so it accepts the credential.
+        case (.token, _): accept(.server(scope))
+        case (.message, _), (.topic, _):
+            accept(.server(scope))
+            finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
+        case (.server, _), (.unreachable, _):
+            finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+        case (.sender, _), (.foreign, _):
+            finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+            // The credential may be refused for this topic, and accepted for others.
+            if !isOnTrial(.server(scope)) {
+                finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
+            }
+        case (.nobody, _): break
+        }
+        return finding
+    }
+
+    /// Whether a refusal is about its request alone, as far as this daemon sees.
+    private func countsAlone(
+        _ blame: RetryPolicy.Blame, in topic: TopicScope, _ scope: CredentialScope, at now: ContinuousClock.Instant
+    ) -> Bool {
+        guard let accepted = acceptedAt[topic], accepted.duration(to: now) < RetryPolicy.acceptedWithin else {
+            return false
+        }
+        return !isOnTrial(.server(scope)) && !isOnTrial(.topic(topic))
+    }
+
+    private mutating func accept(_ subject: Subject) {
+        if !suspicions.isEmpty { suspicions[subject] = nil }
+    }
+
+    private mutating func suspect(
+        _ subject: Subject, _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, trial: Subject?,
+        at now: ContinuousClock.Instant
+    ) -> Finding.Pause? {
+        guard let evidence = RetryPolicy.Evidence(step.blame), let kind = Kind(step.blame) else { return nil }
+        var suspicion = suspicions[subject] ?? Suspicion()
+        defer { suspicions[subject] = suspicion }
+        // What was in flight when the pause began says nothing new.
+        if let until = suspicion.until, now < until || trial != subject { return nil }
+        if suspicion.until == nil {
+            suspicion.tokens[kind, default: []].insert(claimed.request.address)
+            if suspicion.tokens[kind]!.count < evidence.tokens { return nil }
+            suspicion.tokens = [:]
+        }
+        let pause = timing.scaled(evidence.pause).pause(after: suspicion.pauses).jittered()
+        suspicion.pauses += 1
+        suspicion.until = now + pause
+        suspicion.kind = kind
+        suspicion.words = step.blame.words ?? step.fate.error ?? suspicion.words
+        return Finding.Pause(subject: subject, duration: pause)
+    }
+
+    /// A person wants a topic to be tried at once.
+    mutating func resume(_ topic: TopicScope, in scope: CredentialScope) {
+        accept(.topic(topic))
+        accept(.server(scope))
+    }
+
+    func isPausing(_ subject: Subject, at now: ContinuousClock.Instant) -> Bool {
+        suspicions[subject]?.until.map { now < $0 } ?? false
+    }
+
+    /// Whether no request was accepted since the subject last paused.
+    func isOnTrial(_ subject: Subject) -> Bool { suspicions[subject]?.until != nil }
+
+    /// Whether anything has paused since a request of it was accepted.
+    var isQuiet: Bool { !suspicions.values.contains { $0.until != nil } }
+
+    /// One sentence for each subject that pauses or is tried, in order.
+    func problems(except others: some Sequence<CredentialScope>) -> [(subject: Subject, words: String)] {
+        let others = Set(others.map(Subject.server))
+        return suspicions.filter { $0.value.until != nil && !others.contains($0.key) }.sorted { $0.key < $1.key }.map {
+            ($0.key, words(of: $0.key, $0.value))
+        }
+    }
+
+    /// Why a subject pauses, in words.
+    func words(of subject: Subject) -> String { suspicions[subject].map { words(of: subject, $0) } ?? "" }
+
+    private func words(of subject: Subject, _ suspicion: Suspicion) -> String {
+        let beginning =
+            switch (subject, suspicion.kind) {
+            case (.topic(let topic), .message): "APNs refuses the messages of \(topic)"
+            case (.topic(let topic), _): "APNs refuses requests of \(topic)"
+            case (.server(let scope), .sender): "APNs refuses the credential (\(scope))"
+            case (.server(let scope), .foreign):
+                "something between this daemon and APNs responds (\(scope)); check send.\(scope.environment)_server and any proxy"
+            case (.server(let scope), _): "APNs returns errors or cannot be reached (\(scope))"
+            }
+        return "\(beginning), and requests wait: \(suspicion.words)\(Self.help(suspicion.words))"
+    }
+
+    /// What usually helps.
+    private static func help(_ words: String) -> String {
+        if words.hasSuffix("InvalidProviderToken") {
+            return
+                "; usually key_id and team_id are exchanged, or the key was revoked or is another one than key_id says"
+        }
+        return words.hasSuffix("ExpiredProviderToken") ? "; check the clock of this machine" : ""
+    }
+}
+
+extension ResponseEvidence.Kind {
+    fileprivate init?(_ blame: RetryPolicy.Blame) {
+        switch blame {
+        case .nobody, .token: return nil
+        case .message: self = .message
+        case .topic: self = .topic
+        case .sender: self = .sender
+        case .foreign: self = .foreign
+        case .server: self = .server
+        case .unreachable: self = .unreachable
+        }
+    }
+}

@@ -1,0 +1,137 @@
+import APNsFeedback
+import Testing
+import TokenModel
+
+@testable import TokenLedger
+@testable import tokenkeeperd
+
+private typealias Decisions = `The sender's decisions`
+
+/// What it takes until a topic or a server pauses, and how a pause ends.
+@Suite struct `Evidence of responses` {
+    private let topic = Decisions.topic
+    private let other = Decisions.other
+    private let main = Decisions.main
+    private let start = ContinuousClock.now
+    private let accepted = RetryPolicy.Step(.answered)
+
+    private static func refusal(_ blame: RetryPolicy.Blame) -> RetryPolicy.Step {
+        RetryPolicy.Step(.later(.seconds(5), blame.words ?? "w"), blame)
+    }
+
+    /// The kinds of outcomes, how many tokens each takes, and whether the topic pauses, and not the server.
+    static let kinds: [(RetryPolicy.Step, tokens: Int, isOfTopic: Bool)] = [
+        (refusal(.topic("APNs answered 400 TopicDisallowed")), 5, true),
+        (refusal(.sender("APNs answered 403 InvalidProviderToken")), 5, false),
+        (refusal(.foreign("the server answered 502")), 5, false),
+        (RetryPolicy.Step(.later(.seconds(900), "503"), .server), 20, false),
+        (RetryPolicy.Step(.later(.seconds(5), "no connection"), .unreachable), 20, false),
+        (RetryPolicy.Step(.failed("w"), .message("w")), 20, true),
+    ]
+
+    private func note(
+        _ step: RetryPolicy.Step, token: Int, topic: String = "a", trial: ResponseEvidence.Subject? = nil,
+        _ evidence: inout ResponseEvidence, at time: Duration = .zero
+    ) -> ResponseEvidence.Finding {
+        evidence.note(
+            step, of: Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: topic), in: main,
+            trial: trial, at: start + time)
+    }
+
+    @Test(arguments: kinds.indices)
+    func `so many tokens in a row pause a subject, and an accepted request starts the count again`(kind: Int) {
+        let (step, tokens, isOfTopic) = Self.kinds[kind]
+        var evidence = ResponseEvidence(.production)
+        for token in 1..<tokens { #expect(note(step, token: token, &evidence).pause == nil) }
+        for _ in 1...50 { #expect(note(step, token: 1, &evidence).pause == nil, "the same token") }
+        #expect(note(accepted, token: 99, &evidence).pause == nil)
+        for token in 1..<tokens { #expect(note(step, token: token, &evidence).pause == nil) }
+        #expect(evidence.isQuiet)
+        let pause = note(step, token: tokens, &evidence).pause
+        let subject = isOfTopic ? ResponseEvidence.Subject.topic(topic) : .server(main)
+        #expect(pause?.subject == subject && pause.map { .seconds(3.75)...(.seconds(5)) ~= $0.duration } == true)
+        #expect(
+            evidence.isPausing(subject, at: start + .seconds(3.7))
+                && !evidence.isPausing(subject, at: start + .seconds(5)))
+        #expect(evidence.isOnTrial(subject) && evidence.problems(except: []).count == 1)
+    }
+
+    @Test(arguments: kinds.indices)
+    func `a pause becomes longer with each trial in vain, up to minutes, and any accepted request ends it`(kind: Int) {
+        let (step, tokens, isOfTopic) = Self.kinds[kind]
+        let subject = isOfTopic ? ResponseEvidence.Subject.topic(topic) : .server(main)
+        var evidence = ResponseEvidence(.production)
+        for token in 1...tokens { _ = note(step, token: token, &evidence) }
+        var time = Duration.seconds(5)
+        let most: Duration = step.blame == .unreachable ? .seconds(15) : .seconds(300)
+        for expected in [10, 20, 40, 80, 160, 300, 300].map({ min(Duration.seconds($0), most) }) {
+            for token in 1...50 {
+                #expect(note(step, token: token, &evidence, at: time).pause == nil, "it was in flight")
+            }
+            let pause = note(step, token: 1, trial: subject, &evidence, at: time).pause
+            #expect(pause.map { (expected * 0.75)...expected ~= $0.duration } == true)
+            time += expected
+        }
+        _ = note(accepted, token: 7, &evidence, at: time)
+        #expect(evidence.isQuiet && evidence.problems(except: []).isEmpty)
+        for token in 1..<tokens { #expect(note(step, token: token, &evidence, at: time).pause == nil) }
+    }
+
+    @Test func `a credential that is refused for one topic and accepted for others pauses that topic`() {
+        var evidence = ResponseEvidence(.production)
+        let refused = Self.refusal(.sender("APNs answered 403 BadCertificate"))
+        for token in 1...4 {
+            #expect(note(refused, token: token, &evidence).pause == nil)
+            #expect(note(accepted, token: token, topic: "b", &evidence).pause == nil)
+        }
+        #expect(note(refused, token: 5, &evidence).pause?.subject == .topic(topic))
+        #expect(!evidence.isOnTrial(.server(main)))
+    }
+
+    @Test func `different faults do not add up`() {
+        var evidence = ResponseEvidence(.production)
+        let sender = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
+        let server = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
+        for token in 1...19 { #expect(note(server, token: token, &evidence).pause == nil) }
+        for token in 1...4 { #expect(note(sender, token: token, &evidence).pause == nil) }
+        #expect(note(sender, token: 5, &evidence).pause != nil)
+    }
+
+    @Test func `a request that is refused while others are accepted fails alone after five tries`() {
+        var evidence = ResponseEvidence(.production)
+        let refused = Self.refusal(.topic("APNs answered 400 TopicDisallowed"))
+        for _ in 1...50 { #expect(note(refused, token: 1, &evidence).fate == refused.fate, "nothing is accepted") }
+        _ = note(accepted, token: 2, &evidence)
+        for _ in 1...4 { #expect(note(refused, token: 1, &evidence).fate == refused.fate) }
+        #expect(
+            note(refused, token: 1, &evidence).fate
+                == .failed(
+                    "APNs answered 400 TopicDisallowed, 5 times, while other requests of the topic were accepted"))
+        #expect(note(refused, token: 3, &evidence, at: .seconds(601)).fate == refused.fate)
+        for _ in 1...9 {
+            #expect(note(refused, token: 3, &evidence, at: .seconds(601)).fate == refused.fate, "that was long ago")
+        }
+        #expect(evidence.isQuiet, "two tokens")
+    }
+
+    @Test func `while a topic pauses, no refusal counts against a request`() {
+        var evidence = ResponseEvidence(.production)
+        let refused = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
+        _ = note(accepted, token: 9, &evidence)
+        for token in 1...5 { _ = note(refused, token: token, &evidence) }
+        for _ in 1...20 { #expect(note(refused, token: 1, &evidence).fate == refused.fate) }
+    }
+
+    @Test func `a person ends the pause of a topic and of its credential`() {
+        var evidence = ResponseEvidence(.production)
+        let refused = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
+        for token in 1...5 { _ = note(refused, token: token, &evidence) }
+        #expect(
+            evidence.problems(except: []).map(\.words) == [
+                "APNs refuses the credential (main, production), and requests wait: APNs answered 403 InvalidProviderToken; usually key_id and "
+                    + "team_id are exchanged, or the key was revoked or is another one than key_id says"
+            ])
+        evidence.resume(topic, in: main)
+        #expect(evidence.isQuiet)
+    }
+}

@@ -1,0 +1,227 @@
+import FakeAPNs
+import LedgerTestSupport
+import Synchronization
+import TestThreads
+import Testing
+
+/// What senders met at APNs in production, each with its right outcome. Nobody calls `resume_sending` in any of them.
+@Suite(.ownThread) struct `Situations at APNs` {
+    /// Retries wait for seconds; the tests do not.
+    private func hurry(_ stage: SendingStage) throws {
+        try stage.database.psql(
+            "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND isfinite(scheduled_at)"
+        )
+    }
+
+    /// Waits until every request has ended, without waiting for retries.
+    private func settle(_ stage: SendingStage) throws {
+        try eventually("the outbox is empty", within: SendingStage.longest) {
+            try hurry(stage)
+            return try stage.count("send_request") == 0
+        }
+        try stage.settled()
+    }
+
+    private func problems(_ stage: SendingStage) throws -> String {
+        try stage.database.psql("SELECT array_to_string(problems, '; ') FROM tokenkeeper.sending_daemon")
+    }
+
+    @Test(arguments: [(500, "InternalServerError"), (400, "IdleTimeout"), (503, "ServiceUnavailable")])
+    func `a connection that answers with errors only is replaced`(status: Int, reason: String) throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.connection == 1 ? .refused(status, reason) : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...30)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try settle(stage)
+        #expect(try stage.results(200) == 30 && stage.count("failed_send") == 0)
+        #expect(stage.apns.records.connections >= 2)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a few refusals of a provider token that APNs otherwise accepts stop nobody`() throws {
+        let isOdd = Atomic(true)
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.ordinal % 100 == 50 && isOdd.load(ordering: .acquiring) ? .refused(403, "InvalidProviderToken") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...300)
+        let daemon = try stage.daemon()
+        let campaign = try stage.campaign()
+        try eventually("all but the refused are sent") { try stage.progress(campaign)["accepted"] ?? 0 >= 296 }
+        #expect(try problems(stage) == "")
+        isOdd.store(false, ordering: .releasing)
+        try hurry(stage)
+        try eventually("all are sent") {
+            try hurry(stage)
+            return try stage.progress(campaign) == ["addressed": 300, "accepted": 300]
+        }
+        try stage.ended(campaign)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `one response that asks for fewer provider tokens does not stop the others`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.ordinal == 10 ? .refused(429, "TooManyProviderTokenUpdates") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...50)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("the others are sent") { try stage.results(200) == 49 }
+        #expect(try problems(stage) == "")
+        try settle(stage)
+        #expect(try stage.results(200) == 50 && stage.count("failed_send") == 0)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a Live Activity's token that has expired is about its token, with 400 as with 410`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            switch $0.token?.suffix(1) {
+            case "1": .refused(400, "ExpiredToken")
+            case "2": .refused(410, "ExpiredToken")
+            default: nil
+            }
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...400)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try stage.settled()
+        #expect(try stage.count("failed_send") == 0 && problems(stage) == "")
+        #expect(try stage.results(400) == 25 && stage.results(410) == 25 && stage.results(200) == 350)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test(arguments: [(400, "TopicDisallowed"), (403, "Forbidden"), (403, "InvalidProviderToken")])
+    func `a request that alone is refused fails alone, and the campaign ends`(status: Int, reason: String) throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.token == SendingStage.token(7) ? .refused(status, reason) : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...200)
+        let daemon = try stage.daemon()
+        let campaign = try stage.campaign()
+        try eventually("the others are sent, and it has its reason and count") {
+            try stage.count("send_request", "attempts > 0 AND last_error = 'APNs answered \(status) \(reason)'") == 1
+                && stage.progress(campaign)["accepted"] == 199
+        }
+        #expect(try problems(stage) == "")
+        try eventually("the campaign has ended") {
+            try hurry(stage)
+            return try stage.state(campaign) == "ended"
+        }
+        #expect(try stage.progress(campaign) == ["addressed": 200, "accepted": 199, "failed": 1])
+        #expect(
+            try stage.database.psql("SELECT error FROM tokenkeeper.failed_send")
+                == "APNs answered \(status) \(reason), 5 times, while other requests of the topic were accepted")
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a request that is never answered holds nobody up`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.token == SendingStage.token(1) ? .never : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...1)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try eventually("it is under way") { stage.apns.records.requests == 1 }
+        try stage.register(2...51)
+        try stage.enqueue()
+        try eventually("the others are sent, long before it times out", within: 15) { try stage.results(200) == 50 }
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `too many requests for one device rest that device, and no other`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.token == SendingStage.token(7) ? .refused(429, "TooManyRequests") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...20)
+        for number in 1...30 {
+            try stage.enqueue("device_id => 'd7'", payload: #"{"aps":{"alert":"\#(number)"}}"#)
+        }
+        let daemon = try stage.daemon()
+        try eventually("one was tried") { try stage.count("send_request", "attempts = 1") == 1 }
+        try stage.enqueue()
+        try eventually("the others are sent") { try stage.results(200) == 19 }
+        try eventually("all of the device wait") {
+            try stage.count("send_request", "claimed_by IS NULL AND scheduled_at > now()") == 31
+        }
+        #expect(stage.apns.records.requests == 20)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a push that lives for five minutes survives one error`() throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.ordinal == 1 ? .refused(500, "InternalServerError") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, expiration)
+            VALUES ('com.example.app', 'aa', '{"aps":{"alert":"Your code is 123"}}', now() + interval '5 minutes')
+            """)
+        let daemon = try stage.daemon()
+        try stage.settled()
+        #expect(try stage.results(200) == 1 && stage.count("failed_send") == 0)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test(arguments: [400, 403, 404, 413, 429, 502, 504, 200])
+    func `a gateway's own pages lose no request, and no topic stops`(status: Int) throws {
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.ordinal > 6
+                ? nil
+                : .raw(
+                    .init(
+                        status: "\(status)", headers: [("content-type", "text/html")],
+                        body: Array("<html>Welcome!</html>".utf8)))
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...20)
+        try stage.enqueue()
+        let daemon = try stage.daemon()
+        try settle(stage)
+        #expect(try stage.results(200) == 20 && stage.count("failed_send") == 0)
+        #expect(try stage.count("token", "state = 'active'") == 20)
+        #expect(daemon.stop() == 0)
+    }
+
+    @Test func `a credential that is refused for a while stops, and goes on by itself`() throws {
+        let isRefused = Atomic(true)
+        let stage = try SendingStage { _ in
+        } answer: { _ in
+            isRefused.load(ordering: .acquiring) ? .refused(403, "InvalidProviderToken") : nil
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...3000)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.max_in_flight=50"])
+        let problem =
+            "APNs refuses the credential (main, production), and requests wait: APNs answered 403 InvalidProviderToken"
+        try eventually("it is shown") {
+            try stage.database.psql("SELECT warnings::text FROM tokenkeeper.status").contains(problem)
+        }
+        try eventually("nothing is claimed") { try stage.count("send_request", "claimed_by IS NOT NULL") <= 1 }
+        #expect(stage.apns.records.requests <= 200, "only a part of the queue was tried")
+        #expect(daemon.logged.contains(problem))
+        isRefused.store(false, ordering: .releasing)
+        try settle(stage)
+        #expect(try stage.results(200) == 3000 && stage.count("failed_send") == 0)
+        try eventually("it is shown no more") { try problems(stage) == "" }
+        #expect(daemon.stop() == 0)
+    }
+}
