@@ -57,3 +57,33 @@ static inline X509 *tk_take_certificate(STACK_OF(X509) *stack) {
 static inline void tk_free_certificates(STACK_OF(X509) *stack) {
     sk_X509_pop_free(stack, X509_free);
 }
+
+static inline EVP_PKEY *tk_key_of_bag(const PKCS12_SAFEBAG *bag, const char *password) {
+    if (PKCS12_SAFEBAG_get_nid(bag) == NID_keyBag) return EVP_PKCS82PKEY(PKCS12_SAFEBAG_get0_p8inf(bag));
+    PKCS8_PRIV_KEY_INFO *info = PKCS12_decrypt_skey(bag, password, -1);
+    EVP_PKEY *key = info == NULL ? NULL : EVP_PKCS82PKEY(info);
+    PKCS8_PRIV_KEY_INFO_free(info);
+    return key;
+}
+
+// The private key with this number, counted from 0 in the order of a PKCS#12 file; NULL if there are fewer, or if the file cannot be decrypted.
+static inline EVP_PKEY *tk_archived_key(PKCS12 *archive, const char *password, int number) {
+    EVP_PKEY *key = NULL;
+    STACK_OF(PKCS7) *safes = PKCS12_unpack_authsafes(archive);
+    for (int i = 0; safes != NULL && number >= 0 && i < sk_PKCS7_num(safes); i++) {
+        PKCS7 *safe = sk_PKCS7_value(safes, i);
+        STACK_OF(PKCS12_SAFEBAG) *bags = NULL;
+        if (PKCS7_type_is_data(safe)) bags = PKCS12_unpack_p7data(safe);
+        else if (PKCS7_type_is_encrypted(safe)) bags = PKCS12_unpack_p7encdata(safe, password, -1);
+        for (int j = 0; bags != NULL && number >= 0 && j < sk_PKCS12_SAFEBAG_num(bags); j++) {
+            const PKCS12_SAFEBAG *bag = sk_PKCS12_SAFEBAG_value(bags, j);
+            int kind = PKCS12_SAFEBAG_get_nid(bag);
+            if (kind != NID_keyBag && kind != NID_pkcs8ShroudedKeyBag) continue;
+            if (number == 0) key = tk_key_of_bag(bag, password);
+            number -= 1;
+        }
+        sk_PKCS12_SAFEBAG_pop_free(bags, PKCS12_SAFEBAG_free);
+    }
+    sk_PKCS7_pop_free(safes, PKCS7_free);
+    return key;
+}

@@ -6,6 +6,14 @@ public enum PushType: String, Hashable, Sendable, CaseIterable {
 
     /// The largest payload in bytes: 5120 for VoIP, 4096 for all others.
     public var maximumPayload: Int { self == .voip ? 5120 : 4096 }
+
+    /// After how many seconds a request expires that names no expiration; nil leaves it to APNs. A call or a word over push-to-talk is worth nothing later.
+    public var lifetime: Int64? {
+        switch self {
+        case .voip, .pushtotalk, .location: 30
+        default: nil
+        }
+    }
 }
 
 /// One notification for one device: everything that a request to APNs carries.

@@ -91,6 +91,9 @@ public struct Timing: Sendable {
     /// A failure to send is reported when no request of the credential has been answered for this long.
     public var unanswered: Duration { of(.seconds(10)) }
 
+    /// Between two looks whether files of the credentials were replaced.
+    public var credentials: Duration { of(.seconds(30)) }
+
     /// A pause that APNs asks for, and that a test would have to wait for.
     public func scaled(_ pause: Duration) -> Duration { of(pause) }
 

@@ -246,6 +246,85 @@ import TokenModel
         #expect(try database.psql(errors) == "aa: \(wrong), ab: \(expired), ac: \(expired)")
     }
 
+    /// Topic, push type, payload, and what is said; nil if APNs and the device do what is meant.
+    private static let pushes: [(String, String?, String, String?)] = [
+        ("com.example.app", nil, #"{"aps":{"content-available":true}}"#, "content-available is true, expected 1"),
+        ("com.example.app", nil, #"{"aps":{"content-available":"1"}}"#, #"content-available is "1", expected 1"#),
+        ("com.example.app", nil, #"{"aps":{"content-available":0,"alert":"x"}}"#, "content-available is 0, expected 1"),
+        ("com.example.app", nil, #"{"aps":{"content_available":1}}"#, "expected content-available"),
+        ("com.example.app", nil, #"{"aps":{"content-available":1}}"#, nil),
+        ("com.example.app", "background", #"{"aps":{"content-available":1,"alert":null}}"#, nil),
+        ("com.example.app", "alert", #"{"aps":{"content-available":1,"alert":null}}"#, "expected background"),
+        ("com.example.app", nil, #"{"aps":{"alert":null}}"#, "alert is null, expected a text or a dictionary"),
+        ("com.example.app", nil, #"{"aps":{"alert":""}}"#, #"alert is "", expected a text or a dictionary"#),
+        ("com.example.app", nil, #"{"aps":{"alert":{}}}"#, "alert is {}, expected a text or a dictionary"),
+        ("com.example.app", nil, #"{"aps":{"alert":"","badge":3}}"#, nil),
+        ("com.example.app", nil, #"{"aps":{}}"#, nil),
+        ("com.example.app", nil, #"{"aps":7}"#, nil),
+        ("com.example.app", "voip", #"{"aps":{"alert":"x"}}"#, "push_type is voip, expected the topic to end in .voip"),
+        ("com.example.app", "liveactivity", "{}", "expected the topic to end in .push-type.liveactivity"),
+        ("com.example.app", "location", "{}", "expected the topic to end in .location-query"),
+        (
+            "com.example.app.voip", "alert", #"{"aps":{"alert":"x"}}"#,
+            "push_type is alert, expected voip for the topic com.example.app.voip"
+        ),
+        ("com.example.app.voip", nil, "{}", nil), ("com.example.app.voip", "voip", "{}", nil),
+        ("com.example.app.voip-ptt", "pushtotalk", "{}", nil),
+        ("pass.com.example.card", nil, "{}", nil), ("pass.com.example.card", "background", "{}", nil),
+        ("pass.com.example.card", "alert", "{}", nil),
+        ("com.example.app", "background", "{}", "push_type is background, expected a payload with content-available 1"),
+    ]
+
+    @Test(arguments: pushes.indices)
+    func `a push that APNs refuses or devices ignore is refused with what helps`(number: Int) throws {
+        let (topic, pushType, payload, complaint) = Self.pushes[number]
+        let type = pushType.map { "'\($0)'" } ?? "NULL"
+        try database.psql("SELECT tokenkeeper.register('aa', '\(topic)')")
+        let call = "SELECT tokenkeeper.enqueue('\(payload)', '\(topic)', everyone => true, push_type => \(type))"
+        if let complaint {
+            let refused = try refusal(call)
+            #expect(refused.state == "22023" && refused.message.contains(complaint), "\(refused)")
+        } else {
+            #expect(try database.psql(call, user: "a_sender") == "1")
+        }
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload, push_type) VALUES ('\(topic)', 'aa', '\(payload)', \(type))",
+            user: "a_sender")
+        var daemon = try database.connect(user: "a_daemon")
+        let claim = try outbox.claim(
+            .init(environment: "production", topic: topic), most: 9, backgroundPerHour: 0, on: &daemon)
+        #expect(claim.requests.count == (complaint == nil ? 1 : 0))
+        let error = try database.psql("SELECT error FROM tokenkeeper.failed_send")
+        #expect(complaint.map(error.contains) ?? (error == ""), "\(error)")
+    }
+
+    @Test func `a call that names no expiration has half a minute, and an alert has what APNs gives it`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at, scheduled_at, expiration)
+            VALUES ('com.example.app.voip', 'a1', '{}', now(), NULL, NULL),
+                   ('com.example.app.voip', 'a2', '{}', now() - interval '1 hour', NULL, NULL),
+                   ('com.example.app.voip', 'a3', '{}', now() - interval '1 hour', now() - interval '1 second', NULL),
+                   ('com.example.app.voip', 'a4', '{}', now() - interval '1 hour', NULL, now() + interval '1 hour'),
+                   ('com.example.app', 'a5', '{}', now() - interval '1 hour', NULL, NULL)
+            """, user: "owner")
+        var daemon = try database.connect(user: "a_daemon")
+        let calls = try outbox.claim(
+            .init(environment: "production", topic: "com.example.app.voip"), most: 9, backgroundPerHour: 0, on: &daemon)
+        let now = Instant.now.microseconds / 1_000_000
+        let left = Dictionary(
+            uniqueKeysWithValues: calls.requests.map {
+                ("\($0.request.address.token)", ($0.request.expiration ?? 0) - now)
+            })
+        #expect(left.count == 3 && calls.failed == 1, "\(left)")
+        #expect(left.values.sorted().prefix(2).allSatisfy { 20...31 ~= $0 } && left.values.max()! > 3000, "\(left)")
+        #expect(
+            try database.psql("SELECT token || ' ' || error FROM tokenkeeper.failed_send")
+                == "a2 its expiration passed before it could be sent")
+        let alerts = try outbox.claim(scope, most: 9, backgroundPerHour: 0, on: &daemon)
+        #expect(alerts.requests.map(\.request.expiration) == [nil])
+    }
+
     @Test func `pause_sending refuses texts that are too long`() throws {
         for wrong in ["repeat('x', 513)", "repeat('x', 5000)", "'t', 'production', repeat('x', 1001)"] {
             let refused = try refusal("SELECT tokenkeeper.pause_sending(\(wrong))", user: "a_operator")

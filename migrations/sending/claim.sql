@@ -32,10 +32,12 @@ BEGIN
     FROM (
         -- OFFSET: each payload is parsed once.
         SELECT d.request_id, d.environment, d.topic, d.token, coalesce(d.priority, c.priority) AS priority,
-               coalesce(d.expiration, c.expiration) AS expiration, coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
+               coalesce(d.expiration, c.expiration, tokenkeeper.default_expiration(k.kind, coalesce(
+                   d.first_sent_at, CASE WHEN NOT d.deferred THEN d.scheduled_at END, d.queued_at))) AS expiration,
+               coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
                coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, d.campaign_id, d.alert_counted,
                tokenkeeper.token_key(d.token) AS key,
-               coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, of_topic.topic)) AS kind, p.body,
+               k.kind, p.body,
                -- A stored size of 65,536 bytes is at most 16 MiB.
                CASE WHEN coalesce(octet_length(d.environment), 0)::bigint + coalesce(octet_length(d.topic), 0)
                          + coalesce(octet_length(d.token), 0) + coalesce(octet_length(d.push_type), 0)
@@ -57,6 +59,7 @@ BEGIN
         -- What all requests of a campaign have in common. OFFSET: by the primary key, and only for those of a campaign.
         LEFT JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
         CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(coalesce(d.payload, c.payload)) AS body OFFSET 0) AS p
+        CROSS JOIN LATERAL (SELECT coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, of_topic.topic)) AS kind) AS k
         OFFSET 0) AS u
     -- LIMIT: prevents a join that would read the whole ledger.
     LEFT JOIN LATERAL (
@@ -270,7 +273,8 @@ BEGIN
         WHERE d.fate = 'claimed' AND r.request_id = d.request_id
         RETURNING r.request_id, d.due_at, d.token_key, coalesce(d.payload, coalesce(r.payload, c.payload)::jsonb::text) AS payload,
                   d.push_type, CASE d.push_type WHEN 'background' THEN 5 ELSE coalesce(r.priority, c.priority) END AS priority,
-                  floor(extract(epoch FROM coalesce(r.expiration, c.expiration)))::bigint AS expiration,
+                  floor(extract(epoch FROM coalesce(r.expiration, c.expiration, tokenkeeper.default_expiration(d.push_type, r.first_sent_at))))::bigint
+                      AS expiration,
                   coalesce(r.collapse_id, c.collapse_id) AS collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at
     ), paced AS (
         -- As take_topic_slots. Only what is sent takes slots.

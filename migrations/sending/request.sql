@@ -34,10 +34,11 @@ COMMENT ON FUNCTION tokenkeeper.payload_length(jsonb) IS
 CREATE OR REPLACE FUNCTION tokenkeeper.is_background_push(payload jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(payload -> 'aps' -> 'content-available' = '1'::jsonb
-                AND NOT (payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
-COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS 'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge.';
+                AND NOT jsonb_strip_nulls(payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
+COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS
+    'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge, or only null.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of_topic(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN topic COLLATE "C" LIKE '%.voip' THEN 'voip'
@@ -48,10 +49,14 @@ RETURN CASE
     WHEN topic COLLATE "C" LIKE '%.push-type.controls' THEN 'controls'
     WHEN topic COLLATE "C" LIKE '%.location-query' THEN 'location'
     WHEN topic COLLATE "C" LIKE '%.voip-ptt' THEN 'pushtotalk'
-    WHEN payload ? 'mdm' THEN 'mdm'
-    WHEN tokenkeeper.is_background_push(payload) THEN 'background'
-    ELSE 'alert'
 END;
+COMMENT ON FUNCTION tokenkeeper.push_type_of_topic(text) IS
+    'The push type whose suffix a topic has. Null for a plain topic. Source: Apple, "Sending notification requests to APNs".';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(tokenkeeper.push_type_of_topic(topic),
+    CASE WHEN payload ? 'mdm' THEN 'mdm' WHEN tokenkeeper.is_background_push(payload) THEN 'background' ELSE 'alert' END);
 COMMENT ON FUNCTION tokenkeeper.push_type_of(jsonb, text) IS
     'The push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
 
@@ -76,6 +81,39 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.default_expiration(push_type text, since timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN push_type COLLATE "C" IN ('voip', 'pushtotalk', 'location') THEN since + interval '30 seconds' END;
+COMMENT ON FUNCTION tokenkeeper.default_expiration(text, timestamptz) IS
+    'When a request expires that names no expiration: a call, a word over push-to-talk and a question for the location half a minute after it could first be sent. '
+    'Null for others, which APNs keeps.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.aps_fault(aps jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN aps -> 'content-available' <> '1'::jsonb
+        THEN 'content-available is ' || left((aps -> 'content-available')::text, 20) || ', expected 1: devices ignore anything else'
+    WHEN aps ? 'content_available' THEN 'aps has content_available, expected content-available'
+    WHEN aps -> 'alert' IN ('null', '""', '{}', '[]', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge', 'content-available']
+        THEN 'alert is ' || (aps -> 'alert')::text || ', expected a text or a dictionary: devices would show nothing'
+END;
+COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb) IS
+    'Why devices would do nothing with what a payload has under aps: what was found and what was expected; null if nothing is wrong. APNs accepts such pushes.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.push_type_fault(push_type text, topic text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN tokenkeeper.push_type_of_topic(topic) COLLATE "C" = push_type COLLATE "C" THEN NULL
+    WHEN tokenkeeper.push_type_of_topic(topic) IS NOT NULL
+        THEN 'push_type is ' || push_type || ', expected ' || tokenkeeper.push_type_of_topic(topic) || ' for the topic ' || topic
+    WHEN push_type COLLATE "C" IN ('voip', 'complication', 'fileprovider', 'location', 'pushtotalk', 'liveactivity', 'widgets', 'controls')
+        THEN 'push_type is ' || push_type || ', expected the topic to end in ' || CASE push_type COLLATE "C"
+            WHEN 'fileprovider' THEN '.pushkit.fileprovider' WHEN 'location' THEN '.location-query' WHEN 'pushtotalk' THEN '.voip-ptt'
+            WHEN 'voip' THEN '.voip' WHEN 'complication' THEN '.complication' ELSE '.push-type.' || push_type END
+END;
+COMMENT ON FUNCTION tokenkeeper.push_type_fault(text, text) IS
+    'Why APNs would refuse a push type for a topic; null if it would not. Source: Apple, "Sending notification requests to APNs".';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
     environment text, topic text, payload jsonb, push_type text, priority integer, expiration timestamptz, collapse_id text,
     scheduled_at timestamptz, payload_text text) RETURNS text
@@ -89,7 +127,10 @@ RETURN CASE
                            'widgets', 'controls')
         THEN 'push_type is ' || quote_literal(left(push_type, 20)) || ', expected alert, background, voip, complication, fileprovider, '
              || 'mdm, liveactivity, location, pushtotalk, widgets or controls'
-    WHEN push_type COLLATE "C" = 'background' AND NOT tokenkeeper.is_background_push(payload)
+    WHEN tokenkeeper.push_type_fault(push_type, topic) IS NOT NULL THEN tokenkeeper.push_type_fault(push_type, topic)
+    WHEN payload ? 'aps' AND tokenkeeper.aps_fault(payload -> 'aps') IS NOT NULL THEN tokenkeeper.aps_fault(payload -> 'aps')
+    -- A Wallet pass is updated by an empty push.
+    WHEN push_type COLLATE "C" = 'background' AND topic COLLATE "C" NOT LIKE 'pass.%' AND NOT tokenkeeper.is_background_push(payload)
         THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'
     WHEN push_type COLLATE "C" = 'alert' AND tokenkeeper.is_background_push(payload)
         THEN 'push_type is alert, expected background: the payload has content-available 1 and no alert, sound or badge'

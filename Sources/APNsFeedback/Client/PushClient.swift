@@ -15,13 +15,23 @@ public import TokenModel
 public final class PushClient: Sendable {
     private let mailbox = PushMailbox()
     private let multi = MultiHandle()
-    private let identity: PushIdentity
+    private let identity: @Sendable () throws -> PushIdentity
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
 
     /// - Parameter ended: Called on the thread of `run` when there are outcomes to collect, once for all requests that ended
     ///   together. `withdraw` calls it too, and `submit` after the stop.
-    public init(_ identity: PushIdentity, _ options: PushClientOptions, ended: @escaping @Sendable () -> Void) {
+    public convenience init(
+        _ identity: PushIdentity, _ options: PushClientOptions, ended: @escaping @Sendable () -> Void
+    ) {
+        self.init(options, identity: { identity }, ended: ended)
+    }
+
+    /// - Parameter identity: Called before each connection and each request. It may change: see `reconnect`. An error ends a request unsent.
+    public init(
+        _ options: PushClientOptions, identity: @escaping @Sendable () throws -> PushIdentity,
+        ended: @escaping @Sendable () -> Void
+    ) {
         self.identity = identity
         self.options = options
         self.ended = ended

@@ -17,7 +17,7 @@ final class PushLoop {
 
     private let mailbox: PushMailbox
     private let multi: MultiHandle
-    private let identity: PushIdentity
+    private let identity: @Sendable () throws -> PushIdentity
     private let options: PushClientOptions
     private let ended: @Sendable () -> Void
     private let trace: TraceSink?
@@ -32,7 +32,8 @@ final class PushLoop {
     private let buffer = ReadBuffer()
 
     init(
-        _ mailbox: PushMailbox, _ multi: MultiHandle, _ identity: PushIdentity, _ options: PushClientOptions,
+        _ mailbox: PushMailbox, _ multi: MultiHandle, _ identity: @escaping @Sendable () throws -> PushIdentity,
+        _ options: PushClientOptions,
         ended: @escaping @Sendable () -> Void
     ) {
         self.mailbox = mailbox
@@ -46,7 +47,9 @@ final class PushLoop {
             answerTimeout: options.answerTimeout, idleTimeout: options.idleTimeout)
         scopes = Dictionary(
             uniqueKeysWithValues: Environment.allCases.map { environment in
-                let pool = ConnectionPool(options.server(of: environment), limits) { identity.renew?($0) ?? false }
+                let pool = ConnectionPool(options.server(of: environment), limits) {
+                    (try? identity())?.renew?($0) ?? false
+                }
                 return (environment, Scope(pool))
             })
     }
@@ -143,9 +146,9 @@ final class PushLoop {
     private func begin(_ delivery: Delivery, on number: Int, _ scope: Scope) {
         var delivery = delivery
         do {
-            delivery.authorization = try identity.authorization?()
+            delivery.authorization = try identity().authorization?()
         } catch {
-            return scope.pool.end(delivery, delivery.failed(.identity, "no provider token: \(error)"))
+            return scope.pool.end(delivery, delivery.failed(.identity, "\(error)"))
         }
         guard let link = scope.links[number] else { return scope.pool.couldNotBegin(delivery, on: number, at: now) }
         headers.write(
@@ -163,11 +166,13 @@ final class PushLoop {
     // MARK: - Connections
 
     private func connect(_ number: Int, _ scope: Scope) {
+        let identity: PushIdentity
         do {
+            identity = try self.identity()
             _ = try identity.authorization?()
         } catch {
             scope.pool.didNotConnect(number)
-            return scope.pool.endNext { $0.failed(.identity, "no provider token: \(error)") }
+            return scope.pool.endNext { $0.failed(.identity, "\(error)") }
         }
         let tls: TLSConnection
         do {

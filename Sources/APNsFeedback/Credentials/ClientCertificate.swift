@@ -27,16 +27,18 @@ public struct ClientCertificate: Sendable {
     ///   - key: The private key, if it has a file of its own.
     ///   - password: The password of the private key; ignored if the key is not encrypted.
     ///   - now: The time of day; nil to accept an expired certificate.
+    ///   - topics: Of several identities in the file, one for these topics and valid today is taken.
     /// - Throws: What is wrong: no certificate or no key, a missing or wrong password, the key of another certificate, or a certificate
     ///   that is not valid now.
     public init(
-        pem: SecretBytes, key: SecretBytes? = nil, password: SecretBytes? = nil, at now: Instant?
+        pem: SecretBytes, key: SecretBytes? = nil, password: SecretBytes? = nil, at now: Instant?,
+        for topics: [String] = []
     ) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let blocks = PEMBlock.all(in: pem)
             let certificates = try Self.certificates(of: blocks, in: pem)
-            let key = try Self.key(of: key.map { PEMBlock.all(in: $0) } ?? blocks, password: password)
-            return try Self(key, certificates, at: now)
+            let keys = try Self.keys(of: key.map { PEMBlock.all(in: $0) } ?? blocks, password: password)
+            return try Self.best(of: keys, certificates, at: now, for: topics)
         }
     }
 
@@ -48,11 +50,40 @@ public struct ClientCertificate: Sendable {
     ///   - now: The time of day; nil to accept an expired certificate.
     /// - Throws: What is wrong, as with PEM. For encryption that OpenSSL 3 disables by default (mostly RC2-40), the commands that
     ///   convert the file.
-    public init(pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?) throws(CredentialError) {
+    public init(
+        pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?, for topics: [String] = []
+    ) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let archive = try KeyArchive(pkcs12, password: password)
-            return try Self(archive.key, archive.certificates, at: now)
+            return try Self.best(of: archive.keys, archive.certificates, at: now, for: topics)
         }
+    }
+
+    /// Of the identities that keys and certificates make, the one for these topics and valid today; or else for these topics, or valid today, or the
+    /// first. Keychain Access exports an old and a renewed certificate into one file.
+    private static func best(
+        of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String]
+    ) throws(CredentialError) -> ClientCertificate {
+        var identities: [ClientCertificate] = []
+        for key in keys {
+            for certificate in certificates where certificate.isOf(key) {
+                let others = certificates.filter { $0 !== certificate }
+                if let identity = try? Self(key, [certificate] + others, at: nil) { identities.append(identity) }
+            }
+        }
+        func rank(_ identity: ClientCertificate) -> Int {
+            let fits = topics.allSatisfy {
+                $0.hasSuffix("*") || identity.topics.isEmpty || identity.topics.contains($0)
+            }
+            return (fits ? 2 : 0) + ((try? identity.requireValidity(at: now ?? .now)) == nil ? 0 : 1)
+        }
+        let ranks = identities.map(rank)
+        // One that is complete, or the reason why none is.
+        guard let highest = ranks.max(), let place = ranks.firstIndex(of: highest) else {
+            return try Self(keys[0], certificates, at: now)
+        }
+        if let now { try identities[place].requireValidity(at: now) }
+        return identities[place]
     }
 
     /// Checks the validity at an instant. Check again from time to time: a daemon may run longer than a certificate is valid.
@@ -120,10 +151,17 @@ public struct ClientCertificate: Sendable {
         return certificates
     }
 
-    private static func key(of blocks: [PEMBlock], password: SecretBytes?) throws(CredentialError) -> PrivateKey {
-        guard let block = blocks.first(where: \.isPrivateKey) else {
+    /// - Returns: One or more.
+    private static func keys(of blocks: [PEMBlock], password: SecretBytes?) throws(CredentialError) -> [PrivateKey] {
+        let keys = blocks.filter(\.isPrivateKey)
+        guard let first = keys.first else {
             throw CredentialError("the PEM has no private key: add the key, or name its file")
         }
+        let read = keys.compactMap { try? key(of: $0, password: password) }
+        return read.isEmpty ? [try key(of: first, password: password)] : read
+    }
+
+    private static func key(of block: PEMBlock, password: SecretBytes?) throws(CredentialError) -> PrivateKey {
         do {
             return try PrivateKey(pem: block, password: password)
         } catch {

@@ -1,10 +1,11 @@
 internal import COpenSSL
 internal import TokenModel
 
-/// The content of a PKCS#12 file: a private key and certificates.
+/// The content of a PKCS#12 file: private keys and certificates.
 struct KeyArchive {
-    var key: PrivateKey
-    /// The key's certificate first, if there is one, then the others in the order of the file.
+    /// One or more.
+    var keys: [PrivateKey]
+    /// The first key's certificate first, if there is one, then the others in the order of the file.
     var certificates: [Certificate]
 
     /// - Parameters:
@@ -32,7 +33,7 @@ struct KeyArchive {
                 "the PKCS#12 file has no private key: export the certificate together with its key, "
                     + "in Keychain Access by selecting both")
         }
-        self.key = key
+        keys = [key] + archive.keys(password).filter { !$0.isSame(as: key) }
         certificates = content.certificates
     }
 
@@ -90,6 +91,17 @@ struct KeyArchive {
             return unsafe PKCS12_verify_mac(archive, nil, 0) == 1 || PKCS12_verify_mac(archive, "", 0) == 1
         }
         return unsafe password.withCString { unsafe PKCS12_verify_mac(archive, $0, -1) == 1 }
+    }
+
+    /// All keys of the file. PKCS12_parse finds the first one only.
+    func keys(_ password: SecretBytes?) -> [PrivateKey] {
+        var keys: [PrivateKey] = []
+        unsafe (password ?? SecretBytes([])).withCString { text in
+            while let key = unsafe tk_archived_key(archive, text, CInt(keys.count)) {
+                unsafe keys.append(PrivateKey(owning: key))
+            }
+        }
+        return keys
     }
 
     /// Nil if the file is malformed or cannot be decrypted.

@@ -18,8 +18,7 @@ public import TokenModel
 /// is used if this key has signed it, and if its age, by the time of day, is at least zero (minus `toleratedLead`) and less than
 /// `reusedFor`. Before a token is made, the store is asked: another process may have made one.
 ///
-/// If a clock was wrong by half an hour or more, APNs may refuse the token for up to 20 minutes after the correction. It would refuse
-/// a second token as well.
+/// If a clock was wrong, APNs refuses the token (403 `ExpiredProviderToken`). Once the clock has been set, the next refusal leads to a new token at once.
 public final class ProviderToken: Sendable {
     /// 20 minutes: Apple's minimum between two tokens.
     public static let leastAge = Duration.seconds(20 * 60)
@@ -86,14 +85,14 @@ public final class ProviderToken: Sendable {
     ///   - now: The time of day.
     ///   - refused: The token that was refused.
     /// - Returns: Whether `text(at:)` now returns another token than `refused`; true as well if the token had already been
-    ///   replaced. False if the refused token is younger than 20 minutes: then either the clock or the refusal is wrong, and APNs
-    ///   would respond to another token with 429 `TooManyProviderTokenUpdates`.
+    ///   replaced. False if the refused token is younger than 20 minutes, unless the clock has been set since: then either the clock or the
+    ///   refusal is wrong, and APNs would respond to another token with 429 `TooManyProviderTokenUpdates`.
     /// - Throws: If it cannot be signed.
     public func renew(at now: Instant, refused: String) throws(CredentialError) -> Bool {
         try current.withLock { made throws(CredentialError) in
             if let made {
                 if made.text != refused { return true }
-                if age(of: made) < Self.leastAge { return false }
+                if age(of: made) < Self.leastAge, !clockWasSet(since: made, now) { return false }
             }
             _ = try replace(&made, at: now, refused: refused)
             return true
@@ -108,6 +107,13 @@ public final class ProviderToken: Sendable {
     private static let origin = ContinuousClock.now
 
     private func age(of made: Made) -> Duration { uptime() - made.madeAt }
+
+    /// Whether the clock has been set since a token was made: then its `iat` was wrong.
+    private func clockWasSet(since made: Made, _ now: Instant) -> Bool {
+        let (elapsed, overflow) = now.microseconds.subtractingReportingOverflow(made.issuedAt.microseconds)
+        let (shift, isFar) = elapsed.subtractingReportingOverflow(age(of: made).microseconds)
+        return overflow || isFar || !(-Self.toleratedLead...Self.toleratedLead ~= shift)
+    }
 
     private func isDue(_ made: Made, at now: Instant) -> Bool {
         let age = age(of: made)

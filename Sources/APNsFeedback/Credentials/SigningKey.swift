@@ -8,9 +8,12 @@ public final class SigningKey: Sendable {
 
     /// Reads the content of a `.p8` file: unencrypted PKCS#8 in PEM, on the elliptic curve P-256. Never prompts.
     ///
+    /// Also reads what is left of such a file after a web form, an environment variable or PowerShell: see `KeyText`.
+    ///
     /// - Throws: What was found instead, and what to do.
     public init(p8: SecretBytes) throws(CredentialError) {
-        let blocks = PEMBlock.all(in: p8)
+        var blocks = PEMBlock.all(in: p8)
+        if blocks.isEmpty, let pem = KeyText.pem(in: p8) { blocks = PEMBlock.all(in: pem) }
         guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
         key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
     }

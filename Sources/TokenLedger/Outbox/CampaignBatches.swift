@@ -179,7 +179,9 @@ extension Outbox {
                     request: PushRequest(
                         address: TokenAddress(environment: content.environment, topic: content.topic, token: token),
                         payload: content.payload, pushType: content.pushType, priority: content.priority,
-                        expiration: content.expiration, collapseID: content.collapseID,
+                        expiration: content.expiration
+                            ?? content.pushType.lifetime.map { now.microseconds / 1_000_000 + $0 },
+                        collapseID: content.collapseID,
                         id: numbered.apnsID),
                     firstSentAt: now, sendAt: sendIn.map { received + .microseconds($0) })
                 return (outcome, request)

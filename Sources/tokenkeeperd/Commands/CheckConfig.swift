@@ -7,7 +7,8 @@ struct CheckConfig: ParsableCommand {
         discussion: """
             If anything is wrong, prints every problem with its file and line, and exits with 78. Connects to nothing, unless --online is \
             given. With --online, it also connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one. It \
-            verifies the certificates, sends no request, prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
+            verifies the certificates, sends one request for a token that no device has, so that APNs says whether it accepts the credential, \
+            prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
             as the user tokenkeeperd, like the service, unless --database-url names a database.
             """)
 
@@ -29,7 +30,9 @@ struct CheckConfig: ParsableCommand {
         try options.checkRuntimeDirectories(of: configuration)
         // For a reload: credentials that systemd passes at the start cannot be read later, and need a restart anyway.
         if quiet { return }
-        let credentials = try options.loadCredentials(of: configuration)
+        // A token of the daemon on this machine is used again: APNs refuses a new one within 20 minutes.
+        let credentials = try options.loadCredentials(
+            of: configuration, ProviderTokens(keptIn: online ? configuration.providerTokenDirectory : nil))
         let ofCredentials = configuration.values.keys.filter { $0.hasPrefix("credential.") }.sorted()
         for setting in (Setting.table.map(\.key) + ofCredentials).compactMap(Setting.named) {
             let found = configuration.values[setting.key]

@@ -70,6 +70,7 @@ struct ConfigurationOptions: ParsableArguments {
     ) throws -> [LoadedCredential] {
         do {
             let credentials = try readCredentials(of: configuration, tokens)
+            for doubt in credentials.compactMap(\.doubt) { Self.complain("warning: \(doubt)") }
             let proxyPassword = configuration.values["send.proxy_password_file"]?.value
             warnOfReadableSecrets(credentials.flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
             return credentials
@@ -77,6 +78,18 @@ struct ConfigurationOptions: ParsableArguments {
             for problem in error.problems { Self.complain(problem) }
             throw ExitCode(ExitStatus.configuration.rawValue)
         }
+    }
+
+    /// The credentials for APNs, as the daemon uses them. Says which cannot be used: their topics wait, and everything else works.
+    func credentialSources(of configuration: Configuration, _ tokens: ProviderTokens) -> [CredentialSource] {
+        let shared = SharedProviderTokens(tokens)
+        let sources = configuration.credentials.map { CredentialSource($0, folders: credentialFolders, shared) }
+        let proxyPassword = configuration.values["send.proxy_password_file"]?.value
+        warnOfReadableSecrets(
+            sources.compactMap(\.loaded).flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
+        for doubt in sources.compactMap(\.loaded?.doubt) { Self.complain("warning: \(doubt)") }
+        for fault in sources.compactMap(\.fault) { Self.complain("warning: \(fault); its topics wait") }
+        return sources
     }
 
     /// The folders in which the files of credentials are looked for.

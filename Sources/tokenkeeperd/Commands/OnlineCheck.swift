@@ -1,5 +1,6 @@
 internal import APNsFeedback
 internal import ArgumentParser
+internal import FoundationEssentials
 internal import TokenLedger
 internal import TokenModel
 
@@ -43,27 +44,73 @@ struct OnlineCheck {
         }
     }
 
-    /// A connection to each server for each certificate, and one for all keys: a key is used in requests only.
+    /// A request of each credential to each of its servers, for a token that no device has: APNs judges the credential first.
     private var apns: [Trial] {
         var options = configuration.clientOptions
         options.answerTimeout = .seconds(10)
-        let keys = credentials.filter { $0.kind != LoadedCredential.certificateKind }
-        let environments = Environment.allCases
-        let ofKeys = environments.filter { environment in
-            keys.contains { $0.settings.environments.contains(environment) }
-        }
-        .map { Self.trial(ConnectionProbe(of: $0, PushIdentity(), options), "\($0.rawValue)") }
-        let ofCertificates = credentials.filter { $0.kind == LoadedCredential.certificateKind }.flatMap { credential in
-            environments.filter(credential.settings.environments.contains).map { environment in
-                Self.trial(
-                    ConnectionProbe(of: environment, credential.identity, options),
-                    "\(environment.rawValue), with the certificate of credential \(credential.settings.name)")
+        return credentials.flatMap { credential in
+            Environment.allCases.filter(credential.settings.environments.contains).map { environment in
+                Trial(what: "APNs \(environment.rawValue), credential \(credential.settings.name)") {
+                    ConnectionProbe(of: environment, credential.identity, options).failure()
+                        ?? CredentialProbe(credential, environment, options).failure()
+                }
             }
         }
-        return ofKeys + ofCertificates
+    }
+}
+
+/// Sends one request for a token that no device can have, and reads what APNs says of the credential.
+private struct CredentialProbe {
+    private let credential: LoadedCredential
+    private let environment: Environment
+    private let options: PushClientOptions
+
+    init(_ credential: LoadedCredential, _ environment: Environment, _ options: PushClientOptions) {
+        (self.credential, self.environment, self.options) = (credential, environment, options)
     }
 
-    private static func trial(_ probe: ConnectionProbe, _ name: String) -> Trial {
-        Trial(what: "APNs \(name), \(probe.place)") { probe.failure() }
+    /// - Returns: Nil if APNs accepts the credential.
+    func failure() -> String? {
+        guard let topic = Topic(topic), let token = DeviceToken(bytes: [UInt8](repeating: 0, count: 32)) else {
+            return nil
+        }
+        let bell = Wakeup()
+        let client = PushClient(credential.identity, options, ended: { bell.ring() })
+        WorkerThread.start("probe") { client.run() }
+        defer { client.stop(patience: .zero) }
+        client.submit([
+            PushRequest(
+                address: TokenAddress(environment: environment, topic: topic, token: token),
+                payload: Array(#"{"aps":{}}"#.utf8), pushType: .alert, expiration: 0,
+                id: UUID().uuidString.lowercased(), mayBeRepeated: false)
+        ])
+        let until = ContinuousClock.now + options.connectTimeout + options.answerTimeout * 2
+        while ContinuousClock.now < until {
+            if let outcome = client.collect().first { return failure(of: outcome.end) }
+            bell.wait(for: .milliseconds(100))
+        }
+        return "no response"
+    }
+
+    /// A topic without its wildcard stands for all of them: APNs judges the credential first.
+    private var topic: String {
+        let topics = credential.settings.topics
+        if let topic = topics.first(where: { !$0.hasSuffix("*") }) { return topic }
+        let beginning = topics.first?.split(separator: "*").first.map(String.init) ?? "com.example."
+        return beginning.hasSuffix(".") ? beginning + "check" : beginning
+    }
+
+    private func failure(of end: PushOutcome.End) -> String? {
+        switch end {
+        case .answered(let response) where !Interpretation.isOfAPNs(response):
+            return "the server answered \(response.status), but not as APNs does"
+        case .answered(let response) where [403, 429].contains(response.status):
+            let reason = response.reason ?? ""
+            return "APNs answered \(response.status) \(reason)\(ResponseEvidence.help(reason))"
+        case .answered: return nil
+        case .unanswered(let failure): return failure.message
+        case .unsendable(let fault): return fault
+        case .withdrawn: return "no response"
+        }
     }
 }

@@ -35,7 +35,7 @@ struct Run: ParsableCommand {
         let configuration = try options.load(toLog: true)
         options.warnOfRuntimeDirectories(of: configuration)
         let tokens = ProviderTokens(keptIn: configuration.providerTokenDirectory, logger: configuration.logger())
-        let credentials = try options.loadCredentials(of: configuration, tokens)
+        let credentials = options.credentialSources(of: configuration, tokens)
         let status = Daemon(
             options: options, configuration: configuration, credentials: credentials,
             migrates: migrate, timing: Self.timing

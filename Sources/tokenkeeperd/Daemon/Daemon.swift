@@ -16,7 +16,7 @@ struct Daemon {
     let options: ConfigurationOptions
     let configuration: Configuration
     /// The credentials for APNs; empty if the daemon does not send.
-    let credentials: [LoadedCredential]
+    let credentials: [CredentialSource]
     let migrates: Bool
     let timing: Timing
 
@@ -67,8 +67,10 @@ struct Daemon {
         }
         signals.on(SIGUSR1) { sweepBells.signal() }
         let reload = Reload(options: options, settings: settings, report: report, logger: logger)
+        let refresh = CredentialRefresh()
         signals.on(SIGHUP) {
             reload.perform()
+            refresh.ask()
             drainBell.ring()
             sweepBells.maybeDue()
         }
@@ -103,7 +105,8 @@ struct Daemon {
         let audiences = SlowAudiences()
         stop.alsoRing(audiences.wakeup)
         let send = SendWorker(
-            worker: worker(.send), daemonID: daemonID, credentials: credentials, bell: sendBell, audiences: audiences,
+            worker: worker(.send), daemonID: daemonID, credentials: credentials, refresh: refresh, bell: sendBell,
+            audiences: audiences,
             metrics: metrics.sending)
         let addressing = AddressingWorker(worker: worker(.addressing), daemonID: daemonID, audiences: audiences)
         stop.alsoRing(addressing.cancel)

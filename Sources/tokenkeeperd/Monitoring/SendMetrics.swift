@@ -69,9 +69,12 @@ final class SendMetrics: Sendable {
             "apns_connections", .gauge, "Open connections to APNs, including those that are being made.",
             servers.map { ($0.labels, Double($0.state.connectionsOpen)) })
         text.add(
+            "credential_usable", .gauge, "Whether the files of a credential can be used: 1 or 0.",
+            state.senders.map { ([("credential", $0.credential.settings.name)], $0.credential.fault == nil ? 1 : 0) })
+        text.add(
             "credential_expiry_timestamp_seconds", .gauge, "When the certificate of a credential expires.",
             state.senders.compactMap { sender in
-                sender.credential.expiresAt.map {
+                sender.credential.loaded?.expiresAt.map {
                     ([("credential", sender.credential.settings.name)], $0.date.timeIntervalSince1970)
                 }
             })

@@ -1,5 +1,6 @@
 internal import APNsFeedback
 internal import FoundationEssentials
+internal import Glibc
 internal import TokenModel
 
 /// The files of a credential.
@@ -22,6 +23,16 @@ struct CredentialFiles {
             .compactMap { $0.map(path) }
     }
 
+    /// For each file, what changes when it is replaced: its inode, size and time, or that it cannot be read.
+    var stamps: [String] {
+        [settings.keyFile, settings.certificateFile, settings.certificateKeyFile, settings.certificatePasswordFile]
+            .compactMap { $0.map(path) }.map { path in
+                var file = stat()
+                guard unsafe stat(path, &file) == 0 else { return "\(path) -" }
+                return "\(path) \(file.st_ino) \(file.st_size) \(file.st_mtim.tv_sec).\(file.st_mtim.tv_nsec)"
+            }
+    }
+
     func providerToken(signedBy file: String, _ tokens: inout ProviderTokens) throws -> PushIdentity {
         let token = try tokens.token(
             of: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID)
@@ -36,10 +47,11 @@ struct CredentialFiles {
         }
         let contents = try bytes(settings.certificateFile ?? "", of: "certificate_file")
         guard Self.isPEM(contents) else {
-            return try ClientCertificate(pkcs12: contents, password: password, at: nil)
+            return try ClientCertificate(
+                pkcs12: contents, password: password, at: nil, for: settings.topics)
         }
         let key = try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") }
-        return try ClientCertificate(pem: contents, key: key, password: password, at: nil)
+        return try ClientCertificate(pem: contents, key: key, password: password, at: nil, for: settings.topics)
     }
 
     private func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {

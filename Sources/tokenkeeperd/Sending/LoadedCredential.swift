@@ -13,6 +13,8 @@ struct LoadedCredential: Sendable {
     let expiresAt: Instant?
     /// The files that hold a key or a password.
     let secretFiles: [String]
+    /// What tells one reading of the files from another.
+    let files: [String]
 
     /// Accepts an expired certificate, because the drain must continue. The log and `status` name the certificate.
     ///
@@ -25,6 +27,7 @@ struct LoadedCredential: Sendable {
         let files = CredentialFiles(settings: settings, folders: folders)
         self.settings = settings
         secretFiles = files.secret
+        self.files = files.stamps
         do {
             if let file = settings.keyFile {
                 identity = try files.providerToken(signedBy: file, &tokens)
@@ -62,6 +65,16 @@ struct LoadedCredential: Sendable {
         }
     }
 
+    /// What is likely to be wrong, one sentence; nil if nothing is.
+    var doubt: String? {
+        guard let name = settings.keyFile?.split(separator: "/").last, name.hasPrefix("AuthKey_"), name.hasSuffix(".p8")
+        else { return nil }
+        let identifier = name.dropFirst(8).dropLast(3)
+        if identifier.count != 10 || identifier == settings.keyID { return nil }
+        return "credential.\(settings.name): key_id is \(settings.keyID), and its file says \(identifier)"
+            + (identifier == settings.teamID ? "; key_id and team_id are exchanged" : "")
+    }
+
     /// The credential as described in `sending_daemon`; contains no secret.
     private struct Described: Encodable {
         var name: String
@@ -77,8 +90,8 @@ struct LoadedCredential: Sendable {
     }
 
     /// A JSON array that describes the credentials, for `sending_daemon`.
-    static func described(_ credentials: [LoadedCredential]) -> String {
-        let described = credentials.map { credential in
+    static func described(_ credentials: [CredentialSource]) -> String {
+        let described = credentials.compactMap(\.loaded).map { credential in
             Described(
                 name: credential.settings.name, kind: credential.kind, topics: credential.settings.topics,
                 environments: credential.settings.environments.map(\.rawValue).sorted(),

@@ -134,10 +134,9 @@ struct ResponseEvidence {
         return Finding.Pause(subject: subject, duration: pause)
     }
 
-    /// A person wants a topic to be tried at once.
-    mutating func resume(_ topic: TopicScope, in scope: CredentialScope) {
-        accept(.topic(topic))
-        accept(.server(scope))
+    /// Subjects are to be tried at once, as if nothing had happened.
+    mutating func resume(where isMeant: (Subject) -> Bool) {
+        suspicions = suspicions.filter { !isMeant($0.key) }
     }
 
     func isPausing(_ subject: Subject, at now: ContinuousClock.Instant) -> Bool {
@@ -166,7 +165,9 @@ struct ResponseEvidence {
             switch (subject, suspicion.kind) {
             case (.topic(let topic), .message): "APNs refuses the messages of \(topic)"
             case (.topic(let topic), _): "APNs refuses requests of \(topic)"
-            case (.server(let scope), .sender): "APNs refuses the credential (\(scope))"
+            case (.server(let scope), .sender) where suspicion.words.hasPrefix("APNs"):
+                "APNs refuses the credential (\(scope))"
+            case (.server(let scope), .sender): "the credential cannot be used (\(scope))"
             case (.server(let scope), .foreign):
                 "something between this daemon and APNs responds (\(scope)); check send.\(scope.environment)_server and any proxy"
             case (.server(let scope), _): "APNs returns errors or cannot be reached (\(scope))"
@@ -174,8 +175,8 @@ struct ResponseEvidence {
         return "\(beginning), and requests wait: \(suspicion.words)\(Self.help(suspicion.words))"
     }
 
-    /// What usually helps.
-    private static func help(_ words: String) -> String {
+    /// What usually helps after a reason of APNs.
+    static func help(_ words: String) -> String {
         if words.hasSuffix("InvalidProviderToken") {
             return
                 "; usually key_id and team_id are exchanged, or the key was revoked or is another one than key_id says"

@@ -4,7 +4,7 @@ internal import TokenModel
 
 /// A credential with its client, which runs on its own thread.
 struct CredentialAtWork: Sendable {
-    let credential: LoadedCredential
+    let credential: CredentialSource
     let client: PushClient
 }
 
@@ -61,8 +61,10 @@ struct SendPipeline {
 
     var isEmpty: Bool { state.isEmpty }
     /// What keeps requests waiting, except servers that blame the sender: these are logged on their own.
-    var waiting: [String] { state.problems(at: .now) }
+    var waiting: [String] { senders.compactMap(\.credential.fault) + state.problems(at: .now) }
     var problems: [String] { waiting + faults.problems }
+    /// A JSON array that describes the credentials that can be used: see `LoadedCredential`.
+    var credentials: String { LoadedCredential.described(senders.map(\.credential)) }
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var awaitsAnswer: Bool { state.awaitsAnswer }
 
@@ -96,6 +98,19 @@ struct SendPipeline {
                 if faults.take(fault, of: scope, at: .now) { summary.blamed(scope, fault.goAway) }
             }
         }
+    }
+
+    /// Reads the files of the credentials that have changed. What is new is tried at once.
+    ///
+    /// - Returns: Whether anything is new.
+    mutating func refreshCredentials() -> Bool {
+        let renewed = senders.filter { $0.credential.refresh() }
+        for sender in renewed {
+            summary.renewed(sender.credential)
+            for environment in sender.credential.settings.environments { sender.client.reconnect(environment) }
+            state.resume(credential: sender.credential.settings.name)
+        }
+        return !renewed.isEmpty
     }
 
     /// Ends the pauses of topics that a person has resumed since the last call.

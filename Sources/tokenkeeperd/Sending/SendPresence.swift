@@ -4,21 +4,21 @@ internal import TokenModel
 /// Keeps this daemon's row in `sending_daemon` fresh, and takes over the requests of daemons that have ended. One per connection to
 /// the database.
 struct SendPresence {
-    /// A JSON array that describes the credentials: see `LoadedCredential`.
-    let credentials: String
+    let refresh: CredentialRefresh
     /// Where the daemons of this machine mark what they have sent; nil if nowhere.
     let marks: SentMarkFiles?
     private var beatAt: ContinuousClock.Instant?
     private var lookedAt: ContinuousClock.Instant?
+    private var readAt: ContinuousClock.Instant? = .now
     /// What keeps requests waiting, as it was last reported.
     private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
 
     private let timing: Timing
 
-    init(credentials: String, marks: SentMarkFiles?, _ timing: Timing) {
+    init(_ refresh: CredentialRefresh, marks: SentMarkFiles?, _ timing: Timing) {
         self.timing = timing
-        self.credentials = credentials
+        self.refresh = refresh
         self.marks = marks
     }
 
@@ -37,6 +37,10 @@ struct SendPresence {
         if isDue(lookedAt, every: timing.soon) {
             lookedAt = .now
             pipeline.reportFaults()
+            if refresh.take() || isDue(readAt, every: timing.credentials) {
+                readAt = .now
+                if pipeline.refreshCredentials() { beatAt = nil }
+            }
             try pipeline.resume(outbox, on: &connection)
             let found =
                 pipeline.problems + (locks.map { ["requests wait for a lock in PostgreSQL: \($0.words)"] } ?? [])
@@ -51,7 +55,7 @@ struct SendPresence {
         }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
-            try outbox.beat(credentials: credentials, trouble: problems, on: &connection)
+            try outbox.beat(credentials: pipeline.credentials, trouble: problems, on: &connection)
         }
         if isDue(tookOverAt, every: timing.takeOver) {
             tookOverAt = .now

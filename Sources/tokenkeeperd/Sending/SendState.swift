@@ -88,11 +88,23 @@ struct SendState {
     /// Whether a server or a topic pauses, or is tried after a pause.
     var isPausing: Bool { !evidence.isQuiet }
 
+    /// The files of a credential have changed: it is tried at once.
+    mutating func resume(credential: String) {
+        let credentialOf = self.credential
+        evidence.resume { subject in
+            switch subject {
+            case .server(let scope): scope.credential == credential
+            case .topic(let topic): credentialOf(topic) == credential
+            }
+        }
+        trials.keep { [evidence] in evidence.isOnTrial($0) }
+    }
+
     /// A person wants these topics to be tried at once.
     mutating func resume(_ topics: [TopicScope]) {
         for topic in topics {
-            guard let credential = credential(topic) else { continue }
-            evidence.resume(topic, in: CredentialScope(credential: credential, environment: topic.environment))
+            let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+            evidence.resume { $0 == .topic(topic) || $0 == .server(scope) }
         }
         trials.keep { [evidence] in evidence.isOnTrial($0) }
     }

@@ -22,8 +22,8 @@ struct SendSummary {
         self.logger = logger
     }
 
-    func begins(_ credentials: [LoadedCredential]) {
-        for credential in credentials {
+    func begins(_ credentials: [CredentialSource]) {
+        for credential in credentials.compactMap(\.loaded) {
             let soon = Instant.now.advanced(byMicroseconds: Self.expiryNotice)
             let expires = credential.expiresAt.map { $0 < soon } ?? false
             logger.log(
@@ -31,6 +31,10 @@ struct SendSummary {
                 expires ? "a certificate expires within 30 days, or has expired" : "sends to APNs",
                 metadata: ["credential": "\(credential)"])
         }
+    }
+
+    func renewed(_ credential: CredentialSource) {
+        logger.notice("the files of a credential have changed, and are used", metadata: ["credential": "\(credential)"])
     }
 
     mutating func add(_ ending: RequestEnding) {

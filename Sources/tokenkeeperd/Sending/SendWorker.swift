@@ -9,7 +9,8 @@ internal import TokenModel
 struct SendWorker {
     let worker: Worker
     let daemonID: String
-    let credentials: [LoadedCredential]
+    let credentials: [CredentialSource]
+    let refresh: CredentialRefresh
     let bell: Wakeup
     let audiences: SlowAudiences
     let metrics: SendMetrics
@@ -34,11 +35,10 @@ struct SendWorker {
             summary: SendSummary(logger: worker.logger), metrics: metrics)
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
-        let described = LoadedCredential.described(credentials)
         var silences = SilenceWatch(worker.timing)
         worker.run(bell: bell) { connection, _, succeeded in
             var outbox = Outbox(daemonID: daemonID, processScope: place, lockTimeout: worker.configuration.lockTimeout)
-            var presence = SendPresence(credentials: described, marks: files, worker.timing)
+            var presence = SendPresence(refresh, marks: files, worker.timing)
             var locks = SendLocks(worker.timing)
             try pipeline.reconcile(outbox, on: &connection)
             var idle = Idle(pause: worker.configuration.pollBusy)
@@ -79,7 +79,7 @@ struct SendWorker {
             options.trace = { [logger = worker.logger] in logger.trace("\($0)") }
         }
         return credentials.map { credential in
-            let client = PushClient(credential.identity, options, ended: { [bell] in bell.ring() })
+            let client = PushClient(options, identity: { try credential.identity() }, ended: { [bell] in bell.ring() })
             // Linux shows 15 bytes of a thread's name.
             WorkerThread.start("apns \(credential.settings.name)".prefix(15).description) { client.run() }
             return CredentialAtWork(credential: credential, client: client)

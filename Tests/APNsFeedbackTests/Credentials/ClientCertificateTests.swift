@@ -38,6 +38,31 @@ let appleExtensions = """
             pem: workshop.read(name), key: key.map { try workshop.read($0) }, password: password, at: now)
     }
 
+    /// pushy#292, PushSharp#219: Keychain Access exports the old and the renewed identity, or another one beside it.
+    @Test(arguments: ["pem", "p12"])
+    func `of several identities in a file, the one for the topic that is valid is taken`(form: String) throws {
+        func topics(_ topic: String) -> String {
+            "1.2.840.113635.100.6.3.6 = ASN1:SEQUENCE:topics\n[topics]\n0 = UTF8:\(topic)\n1 = SEQUENCE:app\n[app]\n0 = UTF8:app"
+        }
+        try workshop.makeCertificate("old", days: "-days 2", extensions: topics("com.example.app"))
+        try workshop.makeCertificate("other", extensions: topics("com.example.other"))
+        try workshop.makeCertificate("new", extensions: topics("com.example.app"))
+        try workshop.run("cat old.pem old.key other.pem other.key new.pem new.key > all.pem")
+        let day = Instant.now.advanced(byMicroseconds: 10 * 86_400_000_000)
+        func certificate(for names: [String]) throws -> ClientCertificate {
+            if form == "pem" {
+                return try ClientCertificate(pem: SecretBytes(workshop.read("all.pem")), at: day, for: names)
+            }
+            try workshop.makeArchive(of: ["old", "other", "new"], to: "all.p12")
+            return try ClientCertificate(
+                pkcs12: SecretBytes(workshop.read("all.p12")), password: nil, at: day, for: names)
+        }
+        let new = try certificate(for: ["com.example.app"])
+        #expect(new.topics == ["com.example.app"] && new.expiresAt > day)
+        #expect(try certificate(for: ["com.example.other"]).topics == ["com.example.other"])
+        #expect(try certificate(for: []).expiresAt > day, "any that is valid")
+    }
+
     @Test func `it takes topics and environments from Apple's extensions`() throws {
         try workshop.makeCertificate(extensions: appleExtensions)
         let certificate = try pem("push.pem", key: "push.key")

@@ -58,6 +58,20 @@ private final class EightAtOnce: Sendable {
         return try #require(Data(base64Encoded: base64))
     }
 
+    @Test(arguments: [-120, 120])
+    func `a token that was made by a wrong clock is replaced as soon as the clock is right`(minutes: Int) throws {
+        clocks.set(byMinutes: minutes)
+        let token = try token()
+        let wrong = try token.text(at: clocks.day)
+        #expect(try !token.renew(at: clocks.day, refused: wrong), "another one would be as wrong")
+        clocks.pass(minutes: 1)
+        clocks.set(byMinutes: -minutes)
+        #expect(try token.renew(at: clocks.day, refused: wrong))
+        let right = try token.text(at: clocks.day)
+        #expect(right != wrong)
+        #expect(try !token.renew(at: clocks.day, refused: right), "APNs accepts a new one after 20 minutes")
+    }
+
     @Test func `it is an ES256 JWT whose iat is a whole number of seconds`() throws {
         let text = try token().text(at: clocks.day)
         #expect(String(decoding: try part(0, of: text), as: UTF8.self) == #"{"alg":"ES256","kid":"ABC123DEFG"}"#)

@@ -62,6 +62,34 @@ import Testing
         }
     }
 
+    /// Environment variables, web forms, JSON and PowerShell: node-apn#650, pigeon#138, novu#2341, coolify#6384.
+    @Test func `a key is read as people pass it on`() throws {
+        let text = String(decoding: try workshop.makeKey(), as: UTF8.self)
+        try workshop.run("openssl pkcs8 -topk8 -nocrypt -in key.p8 -outform der -out key.der")
+        let der = try workshop.read("key.der")
+        let body = text.split(separator: "\n").filter { !$0.hasPrefix("-") }.joined()
+        let escaped = text.replacingOccurrences(of: "\n", with: "\\n")
+        let wide = Array(text.utf16)
+        let signed = try SigningKey(p8: Array(text.utf8))
+        for (name, variant) in [
+            ("a backslash and an n", Array(escaped.utf8)),
+            ("two of them", Array(escaped.replacingOccurrences(of: "\\n", with: "\\\\n").utf8)),
+            ("blanks", Array(text.replacingOccurrences(of: "\n", with: " ").utf8)),
+            ("one line", Array(text.replacingOccurrences(of: "\n", with: "").utf8)),
+            ("quoted", Array("\"\(escaped)\"".utf8)),
+            ("JSON", Array(#"{"key_id":"x","private_key":"\#(escaped)"}"#.utf8)),
+            ("base64", Array(Data(text.utf8).base64EncodedString().utf8)),
+            ("base64 in lines", Array(Data(text.utf8).base64EncodedString(options: .lineLength64Characters).utf8)),
+            ("no BEGIN", Array(body.utf8)), ("DER", der),
+            ("UTF-16, little endian", [0xFF, 0xFE] + wide.flatMap { [UInt8($0 & 0xFF), UInt8($0 >> 8)] }),
+            ("UTF-16, big endian", [0xFE, 0xFF] + wide.flatMap { [UInt8($0 >> 8), UInt8($0 & 0xFF)] }),
+            ("UTF-16 without a mark", wide.flatMap { [UInt8($0 & 0xFF), UInt8($0 >> 8)] }),
+        ] as [(String, [UInt8])] {
+            let read = try? SigningKey(p8: variant)
+            #expect(read?.isSame(as: signed) == true, "\(name)")
+        }
+    }
+
     @Test func `the older format of an EC key is read, too`() throws {
         try workshop.run("openssl ecparam -name prime256v1 -genkey -out old.pem")
         #expect(try workshop.read("old.pem").starts(with: "-----BEGIN EC PARAMETERS-----".utf8))

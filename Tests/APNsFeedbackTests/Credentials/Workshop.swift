@@ -1,4 +1,5 @@
 import APNsFeedback
+import COpenSSL
 import Foundation
 import Testing
 import TokenModel
@@ -75,6 +76,35 @@ extension Workshop {
             openssl req -new -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout \(name).key \
             -out \(name).pem -subj '\(subject)' \(days) -config \(name).conf
             """)
+    }
+}
+
+extension Workshop {
+    /// A PKCS#12 file without a password with several identities, of `<name>.pem` and `<name>.key`. The `openssl` command writes only one.
+    func makeArchive(of names: [String], to file: String) throws {
+        var (keys, certificates, safes): (OpaquePointer?, OpaquePointer?, OpaquePointer?)
+        for name in names {
+            let key = try unsafe bio("\(name).key") { unsafe PEM_read_bio_PrivateKey($0, nil, nil, nil) }
+            let certificate = try unsafe bio("\(name).pem") { unsafe PEM_read_bio_X509($0, nil, nil, nil) }
+            try unsafe #require(PKCS12_add_key(&keys, key, 0, 2048, NID_aes_256_cbc, "") != nil)
+            try unsafe #require(PKCS12_add_cert(&certificates, certificate) != nil)
+            unsafe EVP_PKEY_free(key)
+            unsafe X509_free(certificate)
+        }
+        try unsafe #require(PKCS12_add_safe(&safes, certificates, NID_aes_256_cbc, 2048, "") == 1)
+        try unsafe #require(PKCS12_add_safe(&safes, keys, -1, 0, nil) == 1)
+        let archive = try unsafe #require(PKCS12_add_safes(safes, 0))
+        try unsafe #require(PKCS12_set_mac(archive, "", 0, nil, 0, 2048, EVP_sha256()) == 1)
+        let output = try unsafe #require(BIO_new_file(folder.appending(path: file).path, "w"))
+        try unsafe #require(i2d_PKCS12_bio(output, archive) == 1)
+        unsafe BIO_free(output)
+        unsafe PKCS12_free(archive)
+    }
+
+    private func bio(_ name: String, _ read: (OpaquePointer) -> OpaquePointer?) throws -> OpaquePointer {
+        let input = try unsafe #require(BIO_new_file(folder.appending(path: name).path, "r"))
+        defer { unsafe BIO_free(input) }
+        return try unsafe #require(read(input))
     }
 }
 

@@ -22,21 +22,52 @@ import Testing
         ]
     }
 
-    @Test func `each connection gets a line, and APNs gets no request`() throws {
+    @Test func `a key that APNs refuses is found, and a topic that it refuses is none of its faults`() throws {
+        let stage = try SendingStage { $0.signingKeys = [] }
+        let refused = try check(stage, stage.key)
+        #expect(refused.status == 69, "\(refused)")
+        #expect(
+            refused.errors.contains(
+                "APNs production, credential main: APNs answered 403 InvalidProviderToken; usually key_id and team_id"),
+            "\(refused.errors)")
+        let other = try SendingStage { _ in
+        } answer: { _ in
+            .refused(400, "TopicDisallowed")
+        }
+        #expect(try check(other, other.key).status == 0)
+    }
+
+    @Test func `a key_id that its file contradicts is named`() throws {
         let stage = try SendingStage()
+        let exchanged = try check(
+            stage,
+            stage.key + [
+                "credential.main.key_id=\(stage.files.signingKey.team)",
+                "credential.main.team_id=\(stage.files.signingKey.id)",
+            ],
+            online: false)
+        #expect(exchanged.status == 0)
+        #expect(
+            exchanged.errors.contains(
+                "warning: credential.main: key_id is TEAM123456, and its file says FAKE123456; key_id and team_id are exchanged"
+            ),
+            "\(exchanged.errors)")
+    }
+
+    @Test func `each credential gets a line, and no device gets a push`() throws {
+        let stage = try SendingStage { $0.clientAuthority = try SendingStage.authority.get().certificate }
         let identity = try stage.files.clientCertificate(
             "online-\(UUID().uuidString.prefix(8))", topic: "com.example.app", days: 300)
         let fine = try check(stage, stage.key + certificate(identity))
-        let place = "localhost:\(stage.apns.port)"
         #expect(fine.status == 0 && fine.errors.isEmpty, "\(fine)")
         #expect(
             fine.output.split(separator: "\n").filter { $0.hasSuffix(": works") } == [
-                "# PostgreSQL: works", "# APNs production, \(place): works", "# APNs sandbox, \(place): works",
-                "# APNs production, with the certificate of credential old, \(place): works",
-                "# APNs sandbox, with the certificate of credential old, \(place): works",
+                "# PostgreSQL: works", "# APNs production, credential main: works",
+                "# APNs sandbox, credential main: works",
+                "# APNs production, credential old: works", "# APNs sandbox, credential old: works",
             ])
-        #expect(stage.apns.records.connections == 4)
-        #expect(stage.apns.records.seen == 0 && stage.apns.records.refused == 0 && stage.apns.records.faults.isEmpty)
+        let requests = stage.apns.records.exchanges.map(\.request)
+        #expect(requests.count == 4 && requests.allSatisfy { $0.token == String(repeating: "0", count: 64) })
     }
 
     @Test func `what fails is named, and the rest is still tried`() throws {
@@ -49,9 +80,9 @@ import Testing
         #expect(failed.status == 69 && failed.output.contains("# PostgreSQL: works"), "\(failed)")
         let lines = failed.errors.split(separator: "\n")
         #expect(lines.count == 2, "\(failed.errors)")
-        #expect(lines.first?.contains("APNs production, localhost:\(stage.apns.port): ") == true)
+        #expect(lines.first?.contains("APNs production, credential main: ") == true)
         #expect(lines.first?.contains("certificate") == true)
-        #expect(lines.last?.contains("APNs sandbox, localhost:\(nobody): ") == true)
+        #expect(lines.last?.contains("APNs sandbox, credential main: ") == true)
 
         let proxied = try check(stage, stage.key + ["send.proxy=http://127.0.0.1:\(nobody)"])
         #expect(
@@ -66,7 +97,7 @@ import Testing
 
     /// With TLS 1.3, the server looks at the client's certificate only after the client's side of the handshake is done.
     @Test func `a certificate that the server refuses is found`() throws {
-        let stage = try SendingStage()
+        let stage = try SendingStage { $0.clientAuthority = try SendingStage.authority.get().certificate }
         let stranger = try TestAuthority()
         let port = try TestCluster.freePort()
         let server = Process()
@@ -94,9 +125,9 @@ import Testing
         }
         #expect(refused.status == 69, "\(refused)")
         #expect(
-            refused.errors.contains("APNs production, with the certificate of credential old, localhost:\(port): ")
+            refused.errors.contains("APNs production, credential old: ")
                 && refused.errors.contains("alert"), "\(refused.errors)")
-        #expect(refused.output.contains("# APNs sandbox, with the certificate of credential old"))
+        #expect(refused.output.contains("# APNs sandbox, credential old"))
     }
 
     @Test func `a missing or empty file of trusted certificates is found offline`() throws {

@@ -122,7 +122,7 @@ private typealias Decisions = `The sender's decisions`
         for _ in 1...20 { #expect(note(refused, token: 1, &evidence).fate == refused.fate) }
     }
 
-    @Test func `a person ends the pause of a topic and of its credential`() {
+    @Test func `a person ends the pause of a credential`() {
         var evidence = ResponseEvidence(.production)
         let refused = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
         for token in 1...5 { _ = note(refused, token: token, &evidence) }
@@ -131,7 +131,7 @@ private typealias Decisions = `The sender's decisions`
                 "APNs refuses the credential (main, production), and requests wait: APNs answered 403 InvalidProviderToken; usually key_id and "
                     + "team_id are exchanged, or the key was revoked or is another one than key_id says"
             ])
-        evidence.resume(topic, in: main)
+        evidence.resume { $0 == .server(main) }
         #expect(evidence.isQuiet)
     }
 }

@@ -1,4 +1,5 @@
 import FakeAPNs
+import Foundation
 import LedgerTestSupport
 import Synchronization
 import TestThreads
@@ -222,6 +223,72 @@ import Testing
         try settle(stage)
         #expect(try stage.results(200) == 3000 && stage.count("failed_send") == 0)
         try eventually("it is shown no more") { try problems(stage) == "" }
+        #expect(daemon.stop() == 0)
+    }
+
+    private static let bad: [(String, @Sendable (SendingStage, TemporaryDirectory) throws -> [String])] = [
+        ("a missing file", { stage, _ in ["credential.bad.key_file=/nonexistent.p8"] }),
+        (
+            "a file that is no key",
+            { _, folder in ["credential.bad.key_file=\(try folder.write("nonsense", to: "bad.p8"))"] }
+        ),
+        (
+            "a certificate that has expired",
+            { stage, _ in
+                let identity = try stage.files.clientCertificate(
+                    "expired-\(stage.database.name)", topic: "com.bad.app", days: -1)
+                return [
+                    "credential.bad.certificate_file=\(identity.certificate)",
+                    "credential.bad.certificate_key_file=\(identity.key)",
+                ]
+            }
+        ),
+    ]
+
+    @Test(arguments: bad.indices)
+    func `one bad credential stops its own topics, is named, and all else works`(number: Int) throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        let folder = try TemporaryDirectory()
+        let (name, settings) = Self.bad[number]
+        var more = try settings(stage, folder) + ["credential.bad.topics=com.bad.app"]
+        if more[0].contains("key_file") && !more[0].contains("certificate") {
+            more += ["credential.bad.key_id=ABCDEFGHIJ", "credential.bad.team_id=ABCDEFGHIJ"]
+        }
+        try stage.register(1...5)
+        try stage.enqueue()
+        try stage.database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.bad.app', 'aa', '{"aps":{"alert":"x"}}');
+            INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('com.example.own', 'aa', 200)
+            """)
+        let daemon = try stage.daemon(more, timing: 0.05)
+        try eventually("\(name): the others are sent, and results are drained") { try stage.results(200) == 6 }
+        if number < 2 {
+            try eventually("it is named") { try problems(stage).contains("credential.bad") }
+            #expect(daemon.logged.contains("credential.bad"))
+        }
+        #expect(try stage.count("send_request", "topic = 'com.bad.app'") == 1)
+        #expect(daemon.stop() == 0)
+    }
+
+    /// fleetdm#44376, uniqush-push#123, rpush#62.
+    @Test(arguments: [true, false])
+    func `a key file that is replaced is taken up, at SIGHUP or by itself`(signals: Bool) throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        let folder = try TemporaryDirectory()
+        let stranger = try TestAuthority()
+        let file = try folder.write(try String(contentsOfFile: stranger.signingKeyFile, encoding: .utf8), to: "key.p8")
+        try stage.register(1...20)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["credential.main.key_file=\(file)"], timing: signals ? 1 : 0.05)
+        try eventually("it is refused") { try problems(stage).contains("403 InvalidProviderToken") }
+        _ = try folder.write(try String(contentsOfFile: stage.files.signingKeyFile, encoding: .utf8), to: "key.p8")
+        if signals { daemon.signal(SIGHUP) }
+        try settle(stage)
+        #expect(try stage.results(200) == 20 && stage.count("failed_send") == 0)
+        #expect(daemon.logged.contains("the files of a credential have changed, and are used"))
         #expect(daemon.stop() == 0)
     }
 }
