@@ -358,7 +358,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.is_background_push(jsonb),
     tokenkeeper.push_type_of_topic(text),
     tokenkeeper.push_type_fault(text, text),
-    tokenkeeper.aps_fault(jsonb),
+    tokenkeeper.aps_fault(jsonb, text),
     tokenkeeper.default_expiration(text, timestamptz),
     tokenkeeper.parsed_payload(json),
     tokenkeeper.payload_fault(json),

@@ -6,6 +6,8 @@ public enum RequestFate: Hashable, Sendable {
     case failed(String)
     /// The request is retried after the pause, because of this error.
     case later(Duration, String)
+    /// The same, because APNs refused the request while it accepted others of its topic. After a few, it fails.
+    case refused(Duration, String)
     /// The attempt was interrupted: the notification may have been delivered, but no response came. The request is retried after the
     /// pause, unless this has happened before.
     case interrupted(Duration, String)
@@ -16,7 +18,7 @@ public enum RequestFate: Hashable, Sendable {
     public var isFinal: Bool {
         switch self {
         case .answered, .failed: true
-        case .later, .interrupted, .returned: false
+        case .later, .refused, .interrupted, .returned: false
         }
     }
 
@@ -24,7 +26,7 @@ public enum RequestFate: Hashable, Sendable {
     public var error: String? {
         switch self {
         case .answered, .returned: nil
-        case .failed(let error), .later(_, let error), .interrupted(_, let error): error
+        case .failed(let error), .later(_, let error), .refused(_, let error), .interrupted(_, let error): error
         }
     }
 }

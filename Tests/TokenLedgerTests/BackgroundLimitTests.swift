@@ -122,7 +122,8 @@ import TokenModel
                     for request in claim.requests.shuffled(using: &chance) {
                         // Half of the requests do not reach their device.
                         let fate = [
-                            RequestFate.answered, .interrupted(.zero, "gone"), .later(.zero, "503"), .returned(nil),
+                            RequestFate.answered, .interrupted(.zero, "gone"), .later(.zero, "503"),
+                            .refused(.zero, "403"), .returned(nil),
                         ]
                         .randomElement(using: &chance)!
                         endings.append(RequestEnding(number: request.number, fate: fate))
@@ -130,7 +131,7 @@ import TokenModel
                         case .answered, .interrupted:
                             guard request.request.pushType == .background else { continue }
                             reached.withLock { $0[request.request.address, default: 0] += 1 }
-                        case .failed, .later, .returned: continue
+                        case .failed, .later, .refused, .returned: continue
                         }
                     }
                     try outbox.finish(endings, on: &daemon)

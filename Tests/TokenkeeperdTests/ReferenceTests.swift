@@ -555,7 +555,7 @@ private enum ResponseText {
         switch fate {
         case .answered: "done: the result goes into `send_result`"
         case .failed: "failed: into `failed_send`"
-        case .later(let pause, _): "retried after \(DurationText.text(pause))"
+        case .later(let pause, _), .refused(let pause, _): "retried after \(DurationText.text(pause))"
         case .interrupted: "interrupted"
         case .returned: "waits in the outbox"
         }

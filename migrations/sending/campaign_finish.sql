@@ -87,13 +87,14 @@ BEGIN
                CASE f.fate WHEN 'failed' THEN 0 ELSE 1 END, f.campaign_id, f.number
         FROM fresh AS f WHERE f.result = 'failed'
     ), moved AS (
-        INSERT INTO tokenkeeper.send_request (environment, topic, token, scheduled_at, apns_id, first_sent_at, attempts, interruptions, last_error,
+        INSERT INTO tokenkeeper.send_request (environment, topic, token, scheduled_at, apns_id, first_sent_at, attempts, refusals, interruptions, last_error,
                                               deferred, campaign_id, campaign_number)
         SELECT f.environment, f.topic, encode(f.token_key, 'hex'),
                CASE WHEN f.state = 'paused' THEN 'infinity' ELSE clock_timestamp() + f.pause * interval '1 microsecond' END,
                tokenkeeper.campaign_apns_id(f.campaign_id, f.number),
                CASE WHEN f.fate <> 'returned' THEN coalesce(f.sent_at, now()) END,
-               CASE f.fate WHEN 'returned' THEN 0 ELSE 1 END, CASE f.fate WHEN 'interrupted' THEN 1 ELSE 0 END, f.error,
+               CASE f.fate WHEN 'returned' THEN 0 ELSE 1 END, CASE f.fate WHEN 'refused' THEN 1 ELSE 0 END,
+               CASE f.fate WHEN 'interrupted' THEN 1 ELSE 0 END, f.error,
                f.pause IS NOT NULL OR f.state = 'paused', f.campaign_id, f.number
         FROM fresh AS f WHERE f.result = 'requeued'
     )
@@ -101,7 +102,7 @@ BEGIN
            array_agg(f.topic) FILTER (WHERE f.is_unsent), array_agg(f.environment) FILTER (WHERE f.is_unsent),
            array_agg(f.token_key) FILTER (WHERE f.is_unsent)
     INTO campaign_ids, batches, ordinals, results, topics, environments, keys
-    FROM (SELECT e.*, e.fate IN ('later', 'returned') AND e.push_type = 'background' AS is_unsent FROM fresh AS e) AS f;
+    FROM (SELECT e.*, e.fate IN ('later', 'refused', 'returned') AND e.push_type = 'background' AS is_unsent FROM fresh AS e) AS f;
     IF campaign_ids IS NULL THEN
         RETURN 0;
     END IF;
@@ -115,8 +116,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.finish_campaign_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) IS
     'Records the outcome of requests that this daemon has claimed with claim_campaign, by their negative numbers. The fates are those of finish_requests. '
     'outcomes says what a '
-    'response means: accepted, stale or suspect; null: by its status. later, interrupted, and returned with a pause move the request to send_request, with the same '
-    'apns-id; returned without a pause gives it back to its batch. If the campaign is cancelled, later and returned end it as cancelled, and interrupted as '
+    'response means: accepted, stale or suspect; null: by its status. later, refused, interrupted, and returned with a pause move the request to send_request, with the same '
+    'apns-id; returned without a pause gives it back to its batch. If the campaign is cancelled, later, refused and returned end it as cancelled, and interrupted as '
     'failed. Returns how many of the requests it finished: not those that the daemon no longer had, nor those whose batch another transaction has locked, '
     'which stay '
     'claimed. Raises 22023 for any other word.';

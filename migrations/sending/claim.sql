@@ -222,7 +222,8 @@ COMMENT ON FUNCTION tokenkeeper.delay_requests(tokenkeeper.due_request[], tokenk
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_requests(
     environment text, topic text, daemon_id text, max_rows integer, background_per_hour integer, due_since timestamptz)
 RETURNS TABLE (outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text, priority integer,
-               expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, send_in bigint)
+               expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, refusals integer,
+               others_accepted boolean, send_in bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 -- Each request is looked up separately, whatever the size of the tables was when this session planned the query.
@@ -267,15 +268,21 @@ BEGIN
     WITH claimed AS (
         UPDATE tokenkeeper.send_request AS r
         SET claimed_by = the_daemon, first_sent_at = coalesce(r.first_sent_at, now()), postponed = false,
-            apns_id = coalesce(r.apns_id, gen_random_uuid()), alert_counted = d.alert_counted
+            apns_id = coalesce(r.apns_id, gen_random_uuid()), alert_counted = d.alert_counted,
+            expiration = coalesce(r.expiration, CASE WHEN c.expiration IS NULL THEN tokenkeeper.default_expiration(d.push_type, coalesce(r.first_sent_at, now())) END)
         FROM unnest(due) AS d
         LEFT JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
         WHERE d.fate = 'claimed' AND r.request_id = d.request_id
         RETURNING r.request_id, d.due_at, d.token_key, coalesce(d.payload, coalesce(r.payload, c.payload)::jsonb::text) AS payload,
                   d.push_type, CASE d.push_type WHEN 'background' THEN 5 ELSE coalesce(r.priority, c.priority) END AS priority,
-                  floor(extract(epoch FROM coalesce(r.expiration, c.expiration, tokenkeeper.default_expiration(d.push_type, r.first_sent_at))))::bigint
-                      AS expiration,
-                  coalesce(r.collapse_id, c.collapse_id) AS collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at
+                  floor(extract(epoch FROM coalesce(r.expiration, c.expiration)))::bigint AS expiration,
+                  coalesce(r.collapse_id, c.collapse_id) AS collapse_id, r.apns_id::text AS apns_id, r.attempts, r.first_sent_at,
+                  r.refusals::integer AS refusals,
+                  -- Any daemon: this one may have started since.
+                  r.refusals > 0 AND EXISTS (
+                      SELECT FROM tokenkeeper.result_count AS n
+                      WHERE n.topic = the_topic AND n.environment = the_environment AND n.status = 200
+                        AND n.hour >= date_trunc('hour', now() - interval '10 minutes')) AS others_accepted
     ), paced AS (
         -- As take_topic_slots. Only what is sent takes slots.
         UPDATE tokenkeeper.topic_rate AS r
@@ -291,10 +298,10 @@ BEGIN
     FROM claimed AS c
     UNION ALL
     SELECT CASE WHEN d.fate IN ('postponed', 'behind') THEN 'delayed' ELSE d.fate END, d.request_id, d.due_at,
-           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
     FROM unnest(due) AS d WHERE d.fate NOT IN ('claimed', 'forgotten')
     UNION ALL
-    SELECT 'overtaken', o, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM unnest(overtaken) AS o;
+    SELECT 'overtaken', o, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM unnest(overtaken) AS o;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
@@ -308,7 +315,8 @@ COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, intege
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
     environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
 RETURNS TABLE (environment text, topic text, outcome text, request_id bigint, due_at timestamptz, token_key bytea, payload text, push_type text,
-               priority integer, expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, send_in bigint)
+               priority integer, expiration bigint, collapse_id text, apns_id text, attempts integer, first_sent_at timestamptz, refusals integer,
+               others_accepted boolean, send_in bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$

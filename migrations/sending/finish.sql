@@ -32,13 +32,13 @@ DECLARE
     unknown text;
 BEGIN
     SELECT coalesce(quote_literal(left(f.fate, 20)), 'null') INTO unknown FROM unnest(check_fates.fates COLLATE "C") AS f (fate)
-    WHERE f.fate IN ('answered', 'failed', 'later', 'interrupted', 'returned') IS NOT TRUE LIMIT 1;
+    WHERE f.fate IN ('answered', 'failed', 'later', 'refused', 'interrupted', 'returned') IS NOT TRUE LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'a fate is %, expected answered, failed, later, interrupted or returned', unknown USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'a fate is %, expected answered, failed, later, refused, interrupted or returned', unknown USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.check_fates(text[]) IS 'Raises 22023 unless each fate is answered, failed, later, interrupted or returned.';
+COMMENT ON FUNCTION tokenkeeper.check_fates(text[]) IS 'Raises 22023 unless each fate is answered, failed, later, refused, interrupted or returned.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_requests(
     daemon_id text, request_ids bigint[], fates text[], statuses integer[], bodies text[], apns_ids text[], sent_ats timestamptz[],
@@ -102,6 +102,7 @@ BEGIN
         ), kept AS (
             UPDATE tokenkeeper.send_request AS r
             SET claimed_by = NULL, attempts = r.attempts + CASE t.fate WHEN 'returned' THEN 0 ELSE 1 END,
+                refusals = least(r.refusals + CASE t.fate WHEN 'refused' THEN 1 ELSE 0 END, 32767),
                 interruptions = r.interruptions + CASE t.fate WHEN 'interrupted' THEN 1 ELSE 0 END, last_error = coalesce(t.error, r.last_error),
                 first_sent_at = CASE WHEN t.fate = 'returned' AND r.attempts = 0 AND r.interruptions = 0 THEN NULL ELSE r.first_sent_at END,
                 scheduled_at = CASE WHEN t.is_paused THEN 'infinity' WHEN t.pause IS NULL THEN r.scheduled_at
@@ -109,7 +110,7 @@ BEGIN
                 deferred = r.deferred OR t.pause IS NOT NULL OR t.is_paused
             FROM decided AS t
             WHERE r.request_id = t.request_id AND (r.claimed_by = the_daemon) IS TRUE AND (r.campaign_id IS NOT NULL) = of_campaigns
-              AND t.fate IN ('later', 'interrupted', 'returned')
+              AND t.fate IN ('later', 'refused', 'interrupted', 'returned')
             RETURNING r.*, t.fate, t.status, t.body, t.apns_id AS answered_id, t.sent_at
         ), answered AS (
             INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
@@ -136,7 +137,7 @@ BEGIN
             SELECT array_agg(k.topic) AS of_topics, array_agg(coalesce(k.environment, 'production')) AS of_environments,
                    array_agg(tokenkeeper.token_key(k.token)) AS of_keys
             FROM kept AS k
-            WHERE k.fate IN ('later', 'returned')
+            WHERE k.fate IN ('later', 'refused', 'returned')
               AND coalesce(k.push_type, (SELECT c.push_type FROM tokenkeeper.campaign AS c WHERE c.campaign_id = k.campaign_id),
                            tokenkeeper.push_type_of(tokenkeeper.parsed_payload(k.payload), k.topic)) = 'background'
         )
@@ -152,7 +153,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_requests(text, bigint[], text[], integer[], text[], text[], timestamptz[], bigint[], text[], text[]) IS
     'Records the outcome of requests that this daemon has claimed: answered (APNs responded for good), failed, later (retry after the pause, in '
-    'microseconds), interrupted (no response: retry once) or returned (not sent). Responses of APNs go into send_result. Returns how many of the requests '
+    'microseconds), refused (the same, while others of the topic are accepted), interrupted (no response: retry once) or returned (not sent). Responses of APNs go into send_result. Returns how many of the requests '
     'it finished: not those that the daemon no longer had, nor those whose campaign another transaction changes, which stay claimed. outcomes says what a '
     'response means for a request of a campaign: accepted, stale or suspect; null: by its status. Raises 22023 for any other word.';
 
@@ -168,9 +169,9 @@ BEGIN
         WHERE requeue_failed.ids IS NULL OR f.failed_id = ANY (requeue_failed.ids) RETURNING f.*
     )
     -- The campaign keeps its failed request, and this is a new one with the same content.
-    INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, apns_id, queued_at)
+    INSERT INTO tokenkeeper.send_request (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id, queued_at)
     SELECT g.environment, g.topic, g.token, coalesce(g.payload, c.payload), coalesce(g.push_type, c.push_type), coalesce(g.priority, c.priority),
-           coalesce(g.expiration, c.expiration), coalesce(g.collapse_id, c.collapse_id), g.apns_id, g.queued_at
+           coalesce(g.expiration, c.expiration), coalesce(g.collapse_id, c.collapse_id), now(), g.apns_id, g.queued_at
     FROM gone AS g LEFT JOIN tokenkeeper.campaign AS c ON c.campaign_id = g.campaign_id;
     GET DIAGNOSTICS requests = ROW_COUNT;
     IF requests > 0 THEN

@@ -88,16 +88,17 @@ COMMENT ON FUNCTION tokenkeeper.default_expiration(text, timestamptz) IS
     'When a request expires that names no expiration: a call, a word over push-to-talk and a question for the location half a minute after it could first be sent. '
     'Null for others, which APNs keeps.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.aps_fault(aps jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION tokenkeeper.aps_fault(aps jsonb, push_type text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
-    WHEN aps -> 'content-available' <> '1'::jsonb
+    WHEN aps -> 'content-available' NOT IN ('1', '0', 'null', 'false')
+        OR (aps -> 'content-available' IN ('0', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['alert', 'sound', 'badge'])
         THEN 'content-available is ' || left((aps -> 'content-available')::text, 20) || ', expected 1: devices ignore anything else'
-    WHEN aps ? 'content_available' THEN 'aps has content_available, expected content-available'
-    WHEN aps -> 'alert' IN ('null', '""', '{}', '[]', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge', 'content-available']
+    WHEN aps ?| ARRAY['content_available', 'contentAvailable'] THEN 'aps has no content-available, but a similar key: expected content-available'
+    WHEN push_type COLLATE "C" = 'alert' AND aps -> 'alert' IN ('null', '""', '{}', '[]', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge']
         THEN 'alert is ' || (aps -> 'alert')::text || ', expected a text or a dictionary: devices would show nothing'
 END;
-COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb) IS
+COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb, text) IS
     'Why devices would do nothing with what a payload has under aps: what was found and what was expected; null if nothing is wrong. APNs accepts such pushes.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_fault(push_type text, topic text) RETURNS text
@@ -128,7 +129,8 @@ RETURN CASE
         THEN 'push_type is ' || quote_literal(left(push_type, 20)) || ', expected alert, background, voip, complication, fileprovider, '
              || 'mdm, liveactivity, location, pushtotalk, widgets or controls'
     WHEN tokenkeeper.push_type_fault(push_type, topic) IS NOT NULL THEN tokenkeeper.push_type_fault(push_type, topic)
-    WHEN payload ? 'aps' AND tokenkeeper.aps_fault(payload -> 'aps') IS NOT NULL THEN tokenkeeper.aps_fault(payload -> 'aps')
+    WHEN push_type COLLATE "C" IN ('alert', 'background') AND payload ? 'aps' AND tokenkeeper.aps_fault(payload -> 'aps', push_type) IS NOT NULL
+        THEN tokenkeeper.aps_fault(payload -> 'aps', push_type)
     -- A Wallet pass is updated by an empty push.
     WHEN push_type COLLATE "C" = 'background' AND topic COLLATE "C" NOT LIKE 'pass.%' AND NOT tokenkeeper.is_background_push(payload)
         THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'

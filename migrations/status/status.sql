@@ -233,7 +233,10 @@ WITH latest AS (
                FILTER (WHERE c.expires_at < clock_timestamp() + interval '30 days') AS words
     FROM credential AS c
 ), problematic AS (
-    SELECT array_agg(DISTINCT w.words) AS words FROM sending AS s CROSS JOIN unnest(s.problems) AS w (words)
+    -- What not all of them have is a fault of these hosts: a clock, an old key, a firewall.
+    SELECT array_agg(CASE WHEN w.daemons < (SELECT count(*) FROM sending) THEN 'on ' || w.hosts || ': ' ELSE '' END || w.words ORDER BY w.words) AS words
+    FROM (SELECT p.words, count(*) AS daemons, string_agg(DISTINCT regexp_replace(s.daemon_id COLLATE "C", '/[^/]*/[^/]*$', ''), ', ') AS hosts
+          FROM sending AS s CROSS JOIN unnest(s.problems) AS p (words) GROUP BY p.words) AS w
 ), chores AS (
     SELECT array_agg(DISTINCT w.words) AS words
     FROM (SELECT unnest(d.failing_chores) AS words FROM tokenkeeper.daemon AS d

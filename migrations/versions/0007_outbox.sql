@@ -26,6 +26,7 @@ CREATE TABLE tokenkeeper.send_request (
     claimed_by    text COLLATE "C",
     first_sent_at timestamptz,
     attempts      integer NOT NULL DEFAULT 0,
+    refusals      smallint NOT NULL DEFAULT 0,
     interruptions smallint NOT NULL DEFAULT 0,
     postponed     boolean NOT NULL DEFAULT false,
     last_error    text,
@@ -54,6 +55,8 @@ COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header, the s
 COMMENT ON COLUMN tokenkeeper.send_request.claimed_by IS 'Internal: the daemon that has claimed it; null while it waits.';
 COMMENT ON COLUMN tokenkeeper.send_request.first_sent_at IS 'Internal: when a daemon first claimed it. send.retry_for counts from here.';
 COMMENT ON COLUMN tokenkeeper.send_request.attempts IS 'Internal: how often APNs asked for a retry or did not respond.';
+COMMENT ON COLUMN tokenkeeper.send_request.refusals IS
+    'Internal: how often APNs refused it while it accepted other requests of the topic. After five it fails.';
 COMMENT ON COLUMN tokenkeeper.send_request.interruptions IS
     'Internal: how often it was interrupted: its daemon was killed, or what was sent got no response. After the second time it fails, because it may have been delivered.';
 COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device has had its share for this hour.';

@@ -75,7 +75,7 @@ struct ConnectionState {
     /// Whether the server has accepted the sender, since the last refusal.
     private var isProven = false
     private var refusals = Backoff(from: .milliseconds(50), to: .seconds(10))
-    /// Errors of the server, and requests without a response.
+    /// Errors of the server, refusals of the sender, and requests without a response.
     private var errorsInARow = 0
     private(set) var restsUntil: ContinuousClock.Instant?
     var quiet: Silence
@@ -178,11 +178,13 @@ struct ConnectionState {
             refusals.reset()
         }
         let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
-        let isError = answer.status >= 500 || (answer.status == 400 && reason == "IdleTimeout")
-        // After Shutdown, the server takes no more.
-        errorsInARow = isError ? errorsInARow + (reason == "Shutdown" ? Self.mostErrors : 1) : 0
+        let isError = answer.status >= 500 || answer.status == 403 || (answer.status == 400 && reason == "IdleTimeout")
         countSend(stream, at: now, time)
-        guard var delivery = take(stream) else { return nil }
+        let taken = take(stream)
+        // After Shutdown, the server takes no more. A request that comes again should find another connection.
+        let weight = reason == "Shutdown" ? Self.mostErrors : taken?.request.mayBeRepeated == false ? 2 : 1
+        errorsInARow = isError ? errorsInARow + weight : 0
+        guard var delivery = taken else { return nil }
         streams[stream]?.settledAt = now
         if let writtenAt = streams[stream]?.writtenAt { delivery.wasAnswered(after: now - writtenAt) }
         return .turn(delivery, .answer(answer))

@@ -2,7 +2,7 @@ internal import TokenModel
 
 /// When another connection to a server may be tried. Connections are numbered in the order of their attempts.
 ///
-/// - An attempt that fails begins a pause: 250 ms, then with exponential backoff up to a minute, each time with up to 25 % jitter.
+/// - An attempt that fails begins a pause: 250 ms, then with exponential backoff up to 15 seconds, each time with up to 25 % jitter.
 ///   Connections that are lost or refuse requests before they answer begin one from the third in a row.
 /// - Only an answer on a connection that is not older than the last failed one ends the pause. While a server restarts, connections
 ///   to its old process still answer.
@@ -13,7 +13,7 @@ struct ServerBackoff {
     /// After so many lost or refusing connections in a row, a pause begins.
     static let mostFruitless = 3
 
-    private var backoff = Backoff(from: .milliseconds(250), to: .seconds(60))
+    private var backoff = Backoff(from: .milliseconds(250), to: .seconds(15))
     private var until: ContinuousClock.Instant?
     /// The connection that failed last.
     private var lastFailed = 0

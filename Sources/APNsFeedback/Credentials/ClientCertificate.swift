@@ -60,7 +60,7 @@ public struct ClientCertificate: Sendable {
     }
 
     /// Of the identities that keys and certificates make, the one for these topics and valid today; or else for these topics, or valid today, or the
-    /// first. Keychain Access exports an old and a renewed certificate into one file.
+    /// one that is valid for longest. Keychain Access exports an old and a renewed certificate into one file.
     private static func best(
         of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String]
     ) throws(CredentialError) -> ClientCertificate {
@@ -77,13 +77,12 @@ public struct ClientCertificate: Sendable {
             }
             return (fits ? 2 : 0) + ((try? identity.requireValidity(at: now ?? .now)) == nil ? 0 : 1)
         }
-        let ranks = identities.map(rank)
         // One that is complete, or the reason why none is.
-        guard let highest = ranks.max(), let place = ranks.firstIndex(of: highest) else {
+        guard let best = identities.max(by: { (rank($0), $0.expiresAt) < (rank($1), $1.expiresAt) }) else {
             return try Self(keys[0], certificates, at: now)
         }
-        if let now { try identities[place].requireValidity(at: now) }
-        return identities[place]
+        if let now { try best.requireValidity(at: now) }
+        return best
     }
 
     /// Checks the validity at an instant. Check again from time to time: a daemon may run longer than a certificate is valid.

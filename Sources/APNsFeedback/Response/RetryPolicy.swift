@@ -72,7 +72,8 @@ public struct RetryPolicy: Sendable, Equatable {
     private static let refused = Backoff(from: .seconds(5), to: .seconds(300))
     private static let unreachable = Backoff(from: .seconds(5), to: .seconds(15))
     private static let noResponse = Backoff(from: .seconds(5), to: .seconds(300))
-    private static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
+    private static let idleTimeout = Backoff(from: .seconds(1), to: .seconds(60))
+    public static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
     /// Apple: a quarter of an hour, then longer. Before that, once at once: libraries found that another connection often helps (pushy#408).
     private static let serverError = (
         once: Duration.seconds(1), then: Backoff(from: .seconds(15 * 60), to: .seconds(4 * 3600))
@@ -128,14 +129,18 @@ public struct RetryPolicy: Sendable, Equatable {
         let body = ResponseBody(answer.body)
         guard Interpretation.isOfAPNs(answer) else {
             let words = "the server answered \(answer.status), but not as APNs does"
-            return refusal(.foreign(words), words, attempt)
+            let step = refusal(.foreign(words), words, attempt)
+            // A relay may have passed it on.
+            guard answer.status == 200, case .later(let pause, _) = step.fate else { return step }
+            return Step(.interrupted(pause, words), step.blame)
         }
         let words = "APNs answered \(answer.status) \(body.reason ?? Verdict.noReason)"
         switch (answer.status, body.reason ?? "") {
         case (200, _): return Step(.answered)
         case (410, _): return Step(.answered, .token)
         case (400, let reason) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
-        case (400, "IdleTimeout"): return Step(again(after: .seconds(1), words, attempt), .server)
+        case (400, "IdleTimeout"):
+            return Step(again(after: Self.idleTimeout.pause(after: attempt.attempts), words, attempt), .server)
         case (429, "TooManyProviderTokenUpdates"): return refusal(.sender(words), words, attempt)
         case (429, _):
             return Step(again(after: Self.tooManyRequests.pause(after: attempt.attempts), words, attempt), .token)
@@ -149,7 +154,12 @@ public struct RetryPolicy: Sendable, Equatable {
         }
     }
 
-    /// A response that says nothing about the message. The request waits; `Evidence` may let it fail, and only it.
+    /// How long a request waits after a refusal that counts against it.
+    ///
+    /// - Parameter refusals: How many count against it already.
+    public static func pause(afterRefusals refusals: Int) -> Duration { refused.pause(after: refusals) }
+
+    /// A response that says nothing about the message. The request waits. Whether it counts against the request is for the caller to say.
     private func refusal(_ blame: Blame, _ words: String, _ attempt: Try) -> Step {
         Step(.later(bounded(Self.refused.pause(after: attempt.attempts), attempt) ?? .seconds(1), words), blame)
     }

@@ -9,17 +9,23 @@ public struct ClaimedRequest: Hashable, Sendable {
     public var attempts: Int
     /// When a daemon first claimed it, by the database server's clock.
     public var firstSentAt: Instant
+    /// How often APNs refused it while it accepted others of the topic.
+    public var refusals: Int
+    /// Whether any daemon's request of the topic was accepted lately. Known only after a refusal.
+    public var othersAccepted: Bool
     /// When the rate of its topic or campaign lets it be sent; nil without a rate.
     public var sendAt: ContinuousClock.Instant?
 
     public init(
-        number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant,
-        sendAt: ContinuousClock.Instant? = nil
+        number: Int64, request: PushRequest, attempts: Int = 0, firstSentAt: Instant, refusals: Int = 0,
+        othersAccepted: Bool = false, sendAt: ContinuousClock.Instant? = nil
     ) {
         self.number = number
         self.request = request
         self.attempts = attempts
         self.firstSentAt = firstSentAt
+        self.refusals = refusals
+        self.othersAccepted = othersAccepted
         self.sendAt = sendAt
     }
 }
@@ -78,6 +84,7 @@ extension RequestEnding {
         switch fate {
         case .failed(let error): ending.fate = .failed(inPlainASCII(error))
         case .later(let pause, let error): ending.fate = .later(pause, inPlainASCII(error))
+        case .refused(let pause, let error): ending.fate = .refused(pause, inPlainASCII(error))
         case .interrupted(let pause, let error): ending.fate = .interrupted(pause, inPlainASCII(error))
         case .answered, .returned: break
         }
@@ -92,6 +99,7 @@ extension RequestFate {
         case .answered: "answered"
         case .failed: "failed"
         case .later: "later"
+        case .refused: "refused"
         case .interrupted: "interrupted"
         case .returned: "returned"
         }
@@ -100,7 +108,7 @@ extension RequestFate {
     var pause: Duration? {
         switch self {
         case .answered, .failed: nil
-        case .later(let pause, _), .interrupted(let pause, _): pause
+        case .later(let pause, _), .refused(let pause, _), .interrupted(let pause, _): pause
         case .returned(let pause): pause
         }
     }

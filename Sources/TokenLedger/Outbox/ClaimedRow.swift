@@ -26,6 +26,8 @@ struct ClaimedRow {
         let id = try row.read(String?.self)
         let attempts = try row.read(Int?.self)
         let firstSentAt = try row.read(Instant?.self)
+        let refusals = try row.read(Int?.self)
+        let othersAccepted = try row.read(Bool?.self)
         let sendIn = try row.read(Int64?.self)
         guard outcome == .claimed else {
             request = nil
@@ -42,7 +44,9 @@ struct ClaimedRow {
                 address: TokenAddress(environment: environment, topic: topic, token: token),
                 payload: compactJSON(payload), pushType: pushType, priority: priority, expiration: expiration,
                 collapseID: collapseID, id: id, mayBeRepeated: attempts == 0),
-            attempts: attempts, firstSentAt: firstSentAt, sendAt: sendIn.map { now + .microseconds($0) })
+            attempts: attempts, firstSentAt: firstSentAt, refusals: refusals ?? 0,
+            othersAccepted: othersAccepted ?? false,
+            sendAt: sendIn.map { now + .microseconds($0) })
     }
 }
 

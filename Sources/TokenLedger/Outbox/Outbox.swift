@@ -104,7 +104,7 @@ public struct Outbox: Sendable {
             let rows = try connection.query(
                 """
                 SELECT c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority, c.expiration,
-                       c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.send_in
+                       c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.refusals, c.others_accepted, c.send_in
                 FROM tokenkeeper.claim_requests($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [
@@ -143,7 +143,7 @@ public struct Outbox: Sendable {
             let rows = try connection.query(
                 """
                 SELECT c.environment, c.topic, c.outcome, c.due_at, c.request_id, encode(c.token_key, 'hex'), c.payload, c.push_type, c.priority,
-                       c.expiration, c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.send_in
+                       c.expiration, c.collapse_id, c.apns_id, c.attempts, c.first_sent_at, c.refusals, c.others_accepted, c.send_in
                 FROM tokenkeeper.claim_topics($1, $2, $3, $4, $5, $6) AS c ORDER BY c.request_id
                 """,
                 [

@@ -104,10 +104,14 @@ private struct CredentialProbe {
         switch end {
         case .answered(let response) where !Interpretation.isOfAPNs(response):
             return "the server answered \(response.status), but not as APNs does"
-        case .answered(let response) where [403, 429].contains(response.status):
+        case .answered(let response):
             let reason = response.reason ?? ""
-            return "APNs answered \(response.status) \(reason)\(ResponseEvidence.help(reason))"
-        case .answered: return nil
+            // APNs looks at the token last, and at the topic before it.
+            let isWildcard = !credential.settings.topics.contains { !$0.hasSuffix("*") }
+            let isFine =
+                [200, 410].contains(response.status) || ["BadDeviceToken", "DeviceTokenNotForTopic"].contains(reason)
+                || (isWildcard && ["TopicDisallowed", "BadTopic"].contains(reason))
+            return isFine ? nil : "APNs answered \(response.status) \(reason)\(ResponseEvidence.help(reason))"
         case .unanswered(let failure): return failure.message
         case .unsendable(let fault): return fault
         case .withdrawn: return "no response"

@@ -29,7 +29,8 @@ struct CredentialFiles {
             .compactMap { $0.map(path) }.map { path in
                 var file = stat()
                 guard unsafe stat(path, &file) == 0 else { return "\(path) -" }
-                return "\(path) \(file.st_ino) \(file.st_size) \(file.st_mtim.tv_sec).\(file.st_mtim.tv_nsec)"
+                return
+                    "\(path) \(file.st_ino) \(file.st_size) \(file.st_mtim.tv_sec).\(file.st_mtim.tv_nsec) \(file.st_ctim.tv_sec).\(file.st_ctim.tv_nsec)"
             }
     }
 

@@ -51,18 +51,19 @@ final class CredentialSource: Sendable {
         return loaded.identity
     }
 
-    /// Reads the files again if one has changed, or if they could not be used.
+    /// Reads the files again if one has changed, or if they could not be used. Call it from one thread.
     ///
     /// - Returns: Whether there is something new to use.
     func refresh() -> Bool {
+        // Not while the lock is held: the client asks for each request, and a file may take long.
+        var now = state.withLock { $0 }
         let stamps = CredentialFiles(settings: settings, folders: folders).stamps
-        return state.withLock { state in
-            if state.stamps == stamps { return false }
-            state.stamps = stamps
-            let before = state.loaded?.files
-            Self.read(settings, folders, tokens, into: &state)
-            return state.fault == nil && state.loaded?.files != before
-        }
+        if now.fault == nil, now.stamps == stamps { return false }
+        let before = now.loaded?.files
+        now.stamps = stamps
+        Self.read(settings, folders, tokens, into: &now)
+        state.withLock { $0 = now }
+        return now.fault == nil && now.loaded?.files != before
     }
 
     private static func read(

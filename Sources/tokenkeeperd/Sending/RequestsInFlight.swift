@@ -59,6 +59,9 @@ struct RequestsInFlight {
         queues[claimed.request.address]?.requests.contains { $0.number == claimed.number } ?? false
     }
 
+    /// Whether there is any request of a topic.
+    func holds(_ topic: TopicScope) -> Bool { queues.keys.contains { $0.scope == topic } }
+
     /// Whether there is any request for a token.
     func holds(_ address: TokenAddress) -> Bool { queues[address] != nil }
 

@@ -8,8 +8,9 @@ internal import TokenModel
 /// - One outcome says something about its request only. A subject pauses when so many different tokens drew outcomes of one kind that `RetryPolicy.Evidence`
 ///   names, and no request was accepted meanwhile.
 /// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all.
-/// - A refused request waits and is tried again. The refusal counts against it if requests of its topic are accepted at that time; then it fails after a few. If
-///   nothing is accepted, nothing fails.
+/// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted within ten minutes before;
+///   after five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
+/// - While a credential pauses, no refusal counts: if nothing is accepted, nothing fails.
 struct ResponseEvidence {
     /// What pauses.
     enum Subject: Hashable, Comparable {
@@ -35,13 +36,8 @@ struct ResponseEvidence {
 
     private let timing: Timing
     private var suspicions: [Subject: Suspicion] = [:]
-    /// When a request of each topic was last accepted.
-    private var acceptedAt: [TopicScope: ContinuousClock.Instant] = [:]
-    /// How many refusals count against each request, by its number.
-    private var refusals: [Int64: Int] = [:]
-
-    /// More requests than these with refusals, of those that have not ended, are forgotten.
-    private static let mostRefused = 100_000
+    /// When a request of each topic was last accepted, and of which credential.
+    private var accepted: [TopicScope: (at: ContinuousClock.Instant, scope: CredentialScope)] = [:]
 
     init(_ timing: Timing) { self.timing = timing }
 
@@ -66,29 +62,35 @@ struct ResponseEvidence {
         let topic = claimed.request.address.scope
         var finding = Finding(fate: step.fate)
         // Before this outcome is noted: it may be the last that it takes.
-        if step.blame.isRefusal, countsAlone(step.blame, in: topic, scope, at: now) {
-            let count = refusals[claimed.number, default: 0] + 1
-            refusals[claimed.number] = count
-            if count >= RetryPolicy.refusals, let error = step.fate.error {
-                finding.fate = .failed("\(error), \(count) times, while other requests of the topic were accepted")
-            }
-            if refusals.count > Self.mostRefused { refusals = [:] }
+        let isOdd = step.blame.isRefusal && countsAgainst(claimed, step.blame, in: scope, at: now)
+        if isOdd, let error = step.fate.error {
+            let count = claimed.refusals + 1
+            finding.fate =
+                count < RetryPolicy.refusals
+                ? .refused(RetryPolicy.pause(afterRefusals: claimed.refusals), error)
+                : .failed("\(error), \(count) times, while other requests of the topic were accepted")
         }
-        if !refusals.isEmpty, finding.fate.isFinal { refusals[claimed.number] = nil }
         switch (step.blame, step.fate) {
         case (.token, .answered), (.nobody, .answered):
             accept(.server(scope))
             accept(.topic(topic))
-            acceptedAt[topic] = now
+            accepted[topic] = (now, scope)
         // APNs has judged the request, so it accepts the credential.
         case (.token, _): accept(.server(scope))
-        case (.message, _), (.topic, _):
-            accept(.server(scope))
-            finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
+        case (.message, _): finding.pause = suspectTopic(step, claimed, in: scope, trial: trial, at: now)
+        case (.topic, _):
+            if isOdd, claimed.refusals > 0 {
+                accept(.server(scope))
+            } else {
+                finding.pause = suspectTopic(step, claimed, in: scope, trial: trial, at: now)
+            }
         case (.server, _), (.unreachable, _):
             finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
         case (.sender, _), (.foreign, _):
-            finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+            if isOdd, claimed.refusals > 0 { break }
+            if !isOfOneTopic(topic, in: scope, at: now) || isOnTrial(.server(scope)) {
+                finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+            }
             // The credential may be refused for this topic, and accepted for others.
             if !isOnTrial(.server(scope)) {
                 finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
@@ -98,14 +100,34 @@ struct ResponseEvidence {
         return finding
     }
 
-    /// Whether a refusal is about its request alone, as far as this daemon sees.
-    private func countsAlone(
-        _ blame: RetryPolicy.Blame, in topic: TopicScope, _ scope: CredentialScope, at now: ContinuousClock.Instant
+    private mutating func suspectTopic(
+        _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, in scope: CredentialScope, trial: Subject?,
+        at now: ContinuousClock.Instant
+    ) -> Finding.Pause? {
+        accept(.server(scope))
+        return suspect(.topic(claimed.request.address.scope), step, claimed, trial: trial, at: now)
+    }
+
+    /// Whether a refusal counts against its request, as far as this daemon sees.
+    private func countsAgainst(
+        _ claimed: ClaimedRequest, _ blame: RetryPolicy.Blame, in scope: CredentialScope,
+        at now: ContinuousClock.Instant
     ) -> Bool {
-        guard let accepted = acceptedAt[topic], accepted.duration(to: now) < RetryPolicy.acceptedWithin else {
-            return false
-        }
-        return !isOnTrial(.server(scope)) && !isOnTrial(.topic(topic))
+        let topic = claimed.request.address.scope
+        guard claimed.othersAccepted || wasAccepted(topic, at: now), !isOnTrial(.server(scope)) else { return false }
+        // Whatever a topic's few odd ones do, its pause must end.
+        if case .topic = blame, claimed.refusals > 0 { return true }
+        return !isOnTrial(.topic(topic))
+    }
+
+    private func wasAccepted(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Bool {
+        accepted[topic].map { $0.at.duration(to: now) < RetryPolicy.acceptedWithin } ?? false
+    }
+
+    /// Whether the credential was accepted for another topic lately, and not for this one: then it is this topic.
+    private func isOfOneTopic(_ topic: TopicScope, in scope: CredentialScope, at now: ContinuousClock.Instant) -> Bool {
+        !wasAccepted(topic, at: now)
+            && accepted.contains { $0.key != topic && $0.value.scope == scope && wasAccepted($0.key, at: now) }
     }
 
     private mutating func accept(_ subject: Subject) {
@@ -125,6 +147,8 @@ struct ResponseEvidence {
             suspicion.tokens[kind, default: []].insert(claimed.request.address)
             if suspicion.tokens[kind]!.count < evidence.tokens { return nil }
             suspicion.tokens = [:]
+            // What its topics had drawn until now was the server's fault.
+            if case .server = subject { suspicions = suspicions.filter { $0.value.until != nil } }
         }
         let pause = timing.scaled(evidence.pause).pause(after: suspicion.pauses).jittered()
         suspicion.pauses += 1
@@ -137,6 +161,12 @@ struct ResponseEvidence {
     /// Subjects are to be tried at once, as if nothing had happened.
     mutating func resume(where isMeant: (Subject) -> Bool) {
         suspicions = suspicions.filter { !isMeant($0.key) }
+    }
+
+    /// Forgets the pauses of subjects without requests.
+    mutating func keep(where hasRequests: (Subject) -> Bool) {
+        if isQuiet { return }
+        suspicions = suspicions.filter { $0.value.until == nil || hasRequests($0.key) }
     }
 
     func isPausing(_ subject: Subject, at now: ContinuousClock.Instant) -> Bool {

@@ -28,7 +28,7 @@ struct SendCounts {
                 switch fate {
                 case .answered: .answered
                 case .failed: .failed
-                case .later: .retried
+                case .later, .refused: .retried
                 case .interrupted: .interrupted
                 case .returned: .returned
                 }

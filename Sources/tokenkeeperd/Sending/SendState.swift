@@ -146,6 +146,7 @@ struct SendState {
             isMeant = { $0.request.address.scope == topic }
             topics.forget(topic)
             campaigns.forget(topic)
+            actions.append(.reconnect(scope))
         case .server:
             isMeant = { [credential] in
                 let topic = $0.request.address.scope
@@ -169,13 +170,16 @@ struct SendState {
         case (.answered, .token):
             pause = RestingTokens.untilRecorded
             tokens.rest(address, for: RestingTokens.untilRecorded, at: now)
+        case (.failed, .token):
+            pause = RetryPolicy.tooManyRequests.first
+            tokens.rest(address, for: timing.scaled(RetryPolicy.tooManyRequests.first), at: now)
         case (.answered, _), (.failed, _):
             requests[scope]?.ended(address)
             return
         case (.later(let until, _), .token):
             pause = until
             tokens.rest(address, for: timing.scaled(until), at: now)
-        case (.later(let until, _), _), (.interrupted(let until, _), _): pause = until
+        case (.later(let until, _), _), (.refused(let until, _), _), (.interrupted(let until, _), _): pause = until
         case (.returned(let until), _): pause = until
         }
         unwritten.giveBack(requests[scope]?.giveBack(address) ?? [], after: pause)
@@ -319,6 +323,15 @@ struct SendState {
                     credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
                 })
             unanswered.keep { waiting.contains($0) || requests[$0]?.isEmpty == false }
+            // What nothing waits for keeps nobody waiting.
+            let waitingTopics = topics.waiting.union(campaigns.topics)
+            evidence.keep { [requests] subject in
+                switch subject {
+                case .server(let scope): waiting.contains(scope) || requests[scope]?.isEmpty == false
+                case .topic(let topic): waitingTopics.contains(topic) || requests.values.contains { $0.holds(topic) }
+                }
+            }
+            trials.keep { [evidence] in evidence.isOnTrial($0) }
         }
         return topics.needsAnotherPage
     }
@@ -370,6 +383,9 @@ struct SendState {
     /// The most topics of a round. The others come before them in the next one.
     private static let mostTopics = 200
 
+    /// The most topics of a round from which a trial is chosen.
+    private static let mostTriers = 20
+
     /// With more turns than this in a round, a topic is left at once when all that it had due is claimed.
     private static let manyTurns = 16
 
@@ -378,8 +394,15 @@ struct SendState {
         if isBehind { return [] }
         tokens.prune(at: now)
         var ofTopics: [Turn] = []
+        // Of the topics that wait for one trial, a few are enough: they must not keep the others out of the round.
+        var triers: [ResponseEvidence.Subject: Int] = [:]
         for topic in topics.claimable(at: now) where ofTopics.count < Self.mostTopics {
-            if let turn = turn(of: Source(topic: topic), at: now) { ofTopics.append(turn) }
+            guard let turn = turn(of: Source(topic: topic), at: now) else { continue }
+            if let trial = turn.trial {
+                if triers[trial, default: 0] >= Self.mostTriers { continue }
+                triers[trial, default: 0] += 1
+            }
+            ofTopics.append(turn)
         }
         let ofCampaigns = campaigns.claimable(at: now).compactMap {
             turn(of: Source(topic: $0.topic, campaign: $0.id), at: now)
@@ -396,6 +419,7 @@ struct SendState {
         let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
         let subjects: [ResponseEvidence.Subject] = evidence.isQuiet ? [] : [.server(scope), .topic(topic)]
         let trial = subjects.first { evidence.isOnTrial($0) }
+        if let trial, trials.isUnderWay(trial) { return nil }
         let hasRoom = room(in: scope) >= (trial != nil ? 1 : leastRoom)
         return hasRoom && !blocked.isBlocked(source, at: now)
             && !subjects.contains { evidence.isPausing($0, at: now) } && !paced.isLate(source, at: now)

@@ -41,7 +41,7 @@ struct SendSummary {
         switch ending.fate {
         case .answered: answered += 1
         case .failed: failed += 1
-        case .later, .interrupted: retried += 1
+        case .later, .refused, .interrupted: retried += 1
         case .returned: break
         }
     }

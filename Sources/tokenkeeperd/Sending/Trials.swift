@@ -27,6 +27,8 @@ struct Trials {
 
     var isEmpty: Bool { trials.isEmpty }
 
+    func isUnderWay(_ subject: ResponseEvidence.Subject) -> Bool { trials[subject]?.token != nil }
+
     /// The subject whose trial the request in flight for a token is.
     func trial(of token: TokenAddress, in scope: CredentialScope) -> ResponseEvidence.Subject? {
         if isEmpty { return nil }
@@ -56,7 +58,10 @@ struct Trials {
         var tokens: Set<TokenAddress> = []
         let firsts = candidates.filter { tokens.insert($0.request.address).inserted }
         let longestAgo = firsts.map { trial.tried[$0.request.address] ?? 0 }.min()
-        let best = firsts.filter { trial.tried[$0.request.address] ?? 0 == longestAgo }
+        let untried = firsts.filter { trial.tried[$0.request.address] ?? 0 == longestAgo }
+        // One that was refused before is likely to be refused again.
+        let least = untried.map(\.refusals).min()
+        let best = untried.filter { $0.refusals == least }
         if best.isEmpty { return nil }
         // Multiples of the golden ratio spread evenly: tokens without a response that were queued together are soon left behind.
         let place = (Double(trial.number) * 0.618).truncatingRemainder(dividingBy: 1)

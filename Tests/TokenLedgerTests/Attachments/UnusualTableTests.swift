@@ -240,6 +240,21 @@ import Testing
             ) == "0")
     }
 
+    @Test func `doctor names triggers that belong to no attachment`() throws {
+        let devices = try phones("id integer PRIMARY KEY, token text, at timestamptz")
+        var reader = try devices.database.connect(user: "a_reader")
+        let check = DatabaseCheck.strayTriggers
+        #expect(try check.findings(on: &reader).map(\.grade) == [.passed])
+        try devices.database.psql("DELETE FROM tokenkeeper.attached_table", user: "owner")
+        let found = try check.findings(on: &reader)
+        #expect(
+            found.count == 1 && found[0].grade == .problem && found[0].words.hasPrefix("app.phones has triggers"),
+            "\(found)")
+        #expect(found[0].commands == ["SELECT tokenkeeper.detach('app.phones');"])
+        try devices.app("SELECT tokenkeeper.detach('app.phones')")
+        #expect(try check.findings(on: &reader).map(\.grade) == [.passed])
+    }
+
     @Test func `a dump can be restored, also under other names of roles`() throws {
         let devices = try phones("id integer PRIMARY KEY, token text, at timestamptz")
         try devices.app("INSERT INTO app.phones VALUES (1, 'aaaa', now()), (2, 'AA-AA', now())")

@@ -30,12 +30,13 @@ private typealias Decisions = `The sender's decisions`
     ]
 
     private func note(
-        _ step: RetryPolicy.Step, token: Int, topic: String = "a", trial: ResponseEvidence.Subject? = nil,
-        _ evidence: inout ResponseEvidence, at time: Duration = .zero
+        _ step: RetryPolicy.Step, token: Int, topic: String = "a", refusals: Int = 0, othersAccepted: Bool = false,
+        trial: ResponseEvidence.Subject? = nil, _ evidence: inout ResponseEvidence, at time: Duration = .zero
     ) -> ResponseEvidence.Finding {
-        evidence.note(
-            step, of: Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: topic), in: main,
-            trial: trial, at: start + time)
+        var claimed = Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: topic)
+        claimed.refusals = refusals
+        claimed.othersAccepted = othersAccepted
+        return evidence.note(step, of: claimed, in: main, trial: trial, at: start + time)
     }
 
     @Test(arguments: kinds.indices)
@@ -97,29 +98,77 @@ private typealias Decisions = `The sender's decisions`
         #expect(note(sender, token: 5, &evidence).pause != nil)
     }
 
-    @Test func `a request that is refused while others are accepted fails alone after five tries`() {
+    private static let disallowed = refusal(.topic("APNs answered 400 TopicDisallowed"))
+    private static let invalid = refusal(.sender("APNs answered 403 InvalidProviderToken"))
+
+    @Test(arguments: [disallowed, invalid])
+    func `a request that is refused while others are accepted fails alone after five tries`(refused: RetryPolicy.Step) {
         var evidence = ResponseEvidence(.production)
-        let refused = Self.refusal(.topic("APNs answered 400 TopicDisallowed"))
         for _ in 1...50 { #expect(note(refused, token: 1, &evidence).fate == refused.fate, "nothing is accepted") }
         _ = note(accepted, token: 2, &evidence)
-        for _ in 1...4 { #expect(note(refused, token: 1, &evidence).fate == refused.fate) }
-        #expect(
-            note(refused, token: 1, &evidence).fate
-                == .failed(
-                    "APNs answered 400 TopicDisallowed, 5 times, while other requests of the topic were accepted"))
-        #expect(note(refused, token: 3, &evidence, at: .seconds(601)).fate == refused.fate)
-        for _ in 1...9 {
-            #expect(note(refused, token: 3, &evidence, at: .seconds(601)).fate == refused.fate, "that was long ago")
+        for refusals in 0...3 {
+            #expect(
+                note(refused, token: 1, refusals: refusals, &evidence).fate
+                    == .refused(.seconds(5 * (1 << refusals)), refused.blame.words!))
         }
-        #expect(evidence.isQuiet, "two tokens")
+        #expect(
+            note(refused, token: 1, refusals: 4, &evidence).fate
+                == .failed("\(refused.blame.words!), 5 times, while other requests of the topic were accepted"))
+        for _ in 1...9 {
+            #expect(
+                note(refused, token: 3, refusals: 4, &evidence, at: .seconds(601)).fate == refused.fate,
+                "that was long ago")
+        }
+        #expect(
+            note(refused, token: 3, refusals: 3, othersAccepted: true, &evidence, at: .seconds(601)).fate
+                != refused.fate, "another daemon has seen one")
+        #expect(evidence.isQuiet)
     }
 
-    @Test func `while a topic pauses, no refusal counts against a request`() {
+    @Test func `many odd requests of a topic do not pause it, and each of them fails`() {
         var evidence = ResponseEvidence(.production)
-        let refused = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
+        for token in 1...10 {
+            _ = note(Self.disallowed, token: token, &evidence)
+            _ = note(accepted, token: 100 + token, &evidence)
+        }
+        for refusals in 1...4 {
+            for token in 1...10 {
+                let finding = note(Self.disallowed, token: token, refusals: refusals, &evidence, at: .seconds(60))
+                #expect(finding.pause == nil && finding.fate.isFinal == (refusals == 4))
+            }
+        }
+    }
+
+    @Test func `odd requests that pause their topic do not keep it so`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 100, &evidence)
+        for token in 1...5 { _ = note(Self.disallowed, token: token, &evidence) }
+        #expect(evidence.isPausing(.topic(topic), at: start))
+        for refusals in 1...4 {
+            let finding = note(
+                Self.disallowed, token: 1, refusals: refusals, trial: .topic(topic), &evidence,
+                at: .seconds(10 * refusals))
+            #expect(finding.pause == nil && finding.fate.isFinal == (refusals == 4))
+        }
+        #expect(note(Self.disallowed, token: 9, trial: .topic(topic), &evidence, at: .seconds(60)).pause != nil)
+    }
+
+    @Test func `while a credential pauses, no refusal counts against a request`() {
+        var evidence = ResponseEvidence(.production)
         _ = note(accepted, token: 9, &evidence)
-        for token in 1...5 { _ = note(refused, token: token, &evidence) }
-        for _ in 1...20 { #expect(note(refused, token: 1, &evidence).fate == refused.fate) }
+        for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
+        for _ in 1...20 {
+            #expect(
+                note(Self.invalid, token: 1, refusals: 4, othersAccepted: true, &evidence).fate == Self.invalid.fate)
+        }
+    }
+
+    @Test func `a topic that alone is refused does not stop its quiet siblings`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 9, topic: "b", &evidence)
+        for token in 1...4 { #expect(note(Self.invalid, token: token, &evidence, at: .seconds(60)).pause == nil) }
+        #expect(note(Self.invalid, token: 5, &evidence, at: .seconds(60)).pause?.subject == .topic(topic))
+        #expect(!evidence.isOnTrial(.server(main)))
     }
 
     @Test func `a person ends the pause of a credential`() {

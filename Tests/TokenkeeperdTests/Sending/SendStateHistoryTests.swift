@@ -405,7 +405,7 @@ private struct World {
         case .answered, .failed:
             rows[ending.number]?.place = .done
             if row.campaign == nil { ended += 1 } else { endedOfCampaigns += 1 }
-        case .later(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)):
+        case .later(let pause, _), .refused(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)):
             require(pause >= .zero, "a negative pause")
             if row.batch != nil { return goOn(row, after: pause) }
             rows[ending.number]?.place = isCancelled ? .done : .waits(due: time + pause.microseconds)

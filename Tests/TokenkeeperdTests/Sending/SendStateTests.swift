@@ -152,7 +152,7 @@ import TokenModel
         _ = written(&state)
         let actions = end(refused, Self.claimed(5, "a5"), &state)
         #expect(withdrawn(actions) == [6], "the client may not have sent it yet")
-        #expect(!actions.contains(.reconnect(Self.main)))
+        #expect(actions.contains(.reconnect(Self.main)), "the trial goes over another connection")
         #expect(Set(written(&state).map(\.number)).isSuperset(of: [5, 15, 16]))
         #expect(end(.withdrawn, Self.claimed(6, "a6"), &state).isEmpty)
         #expect(written(&state).map { $0.number == 6 && $0.fate == .returned(nil) } == [true])
@@ -366,7 +366,8 @@ import TokenModel
 extension RequestFate {
     fileprivate var pauseInSeconds: Int64? {
         switch self {
-        case .later(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)): pause.components.seconds
+        case .later(let pause, _), .refused(let pause, _), .interrupted(let pause, _), .returned(.some(let pause)):
+            pause.components.seconds
         case .answered, .failed, .returned(nil): nil
         }
     }

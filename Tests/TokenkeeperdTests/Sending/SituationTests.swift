@@ -291,4 +291,65 @@ import Testing
         #expect(daemon.logged.contains("the files of a credential have changed, and are used"))
         #expect(daemon.stop() == 0)
     }
+
+    /// A fault that APNs, a server of it or something in between may have at any moment.
+    private static func fault(_ request: FakeRequest, seed: UInt64) -> FakeAnswer? {
+        if request.connection % 7 == 3 { return .refused(500, "InternalServerError") }
+        var chance = SeededChance(seed: seed &+ UInt64(request.ordinal))
+        switch Int.random(in: 0..<40, using: &chance) {
+        case 0: return .refused(500, "InternalServerError")
+        case 1: return .refused(503, "ServiceUnavailable")
+        case 2: return .refused(403, "InvalidProviderToken")
+        case 3: return .refused(429, "TooManyProviderTokenUpdates")
+        case 4: return .refused(400, "IdleTimeout")
+        case 5: return .refused(400, "TopicDisallowed")
+        case 6: return .raw(.init(status: "502", body: Array("<html>".utf8)))
+        case 7: return .raw(.init(status: "200", body: Array("<html>".utf8)))
+        case 8: return .refused(429, "TooManyRequests")
+        case 9: return .reset(code: 7)
+        case 10: return request.ordinal.isMultiple(of: 10) ? .close : .goAway(.init(last: .thisProcessed))
+        default: return nil
+        }
+    }
+
+    @Test func `under random faults, with one sick daemon of three, every request ends once`() throws {
+        let seed = Seed.next()
+        let isFaulty = Atomic(true)
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            isFaulty.load(ordering: .acquiring) ? Self.fault(request, seed: seed) : nil
+        }
+        defer { stage.apns.stop() }
+        let stranger = try TestAuthority()
+        let sick = try stage.daemon(["credential.main.key_file=\(stranger.signingKeyFile)"], timing: 0.05)
+        try eventually("the sick daemon is there") { try stage.count("sending_daemon") == 1 }
+        let daemons = [try stage.daemon(timing: 0.05), try stage.daemon(timing: 0.05)]
+        try stage.register(1...2000)
+        let campaign = try stage.campaign()
+        try stage.enqueue()
+        try eventually("many were tried, seed \(seed)", within: SendingStage.longest) {
+            try hurry(stage)
+            return try stage.apns.records.requests > 5000 || stage.count("send_request") == 0
+        }
+        isFaulty.store(false, ordering: .releasing)
+        try eventually("the campaign has ended, seed \(seed)", within: SendingStage.longest) {
+            try hurry(stage)
+            return try stage.state(campaign) == "ended"
+        }
+        try settle(stage)
+        let accepted = try stage.results(200)
+        let failed = try stage.count("failed_send")
+        #expect(accepted + failed == 4000, "seed \(seed): \(accepted) accepted, \(failed) failed")
+        #expect(failed < 40, "seed \(seed): a request fails only after several refusals while others are accepted")
+        #expect(
+            try stage.count(
+                "failed_send",
+                "error NOT LIKE '%, 5 times, while other requests%' AND error NOT LIKE 'it was interrupted twice%'")
+                == 0, "seed \(seed)")
+        try eventually("only the sick daemon still has a problem, and status names its host") {
+            try stage.count("sending_daemon", "problems <> '{}'") <= 1
+        }
+        #expect(try stage.count("token", "state = 'active'") == 2000)
+        for daemon in daemons + [sick] { #expect(daemon.stop() == 0) }
+    }
 }

@@ -92,6 +92,7 @@ private struct TriedState {
         guard state.looksForTopics(at: now.clock) else { return }
         var page = Outbox.Scopes()
         page.due = [Decisions.topic]
+        page.waiting = page.due
         _ = state.add(page)
     }
 
@@ -188,6 +189,7 @@ private struct MuteOutbox {
             if state.looksForTopics(at: now.clock) {
                 var page = Outbox.Scopes()
                 page.due = due.values.contains { $0 <= time } ? [scope] : []
+                page.waiting = due.isEmpty ? [] : [scope]
                 _ = state.add(page)
             }
             for turn in state.turns(at: now.clock) { claim(turn) }
@@ -254,7 +256,7 @@ private struct MuteOutbox {
             for ending in write {
                 switch ending.fate {
                 case .answered, .failed: break
-                case .later(let pause, _): due[ending.number] = time + pause
+                case .later(let pause, _), .refused(let pause, _): due[ending.number] = time + pause
                 case .interrupted(let pause, _):
                     due[ending.number] = time + pause
                     interruptions[ending.number, default: 0] += 1
