@@ -3,7 +3,7 @@ internal import TokenModel
 
 /// Since when the requests of a credential have got no response at all, why, and what helps. Pure.
 ///
-/// `SendingHealth` counts many failures and lets a server rest. Even a single request must not fail to be sent unnoticed.
+/// `ResponseEvidence` lets a server pause after many failures. Even a single request must not fail to be sent unnoticed.
 struct UnansweredRequests {
     private struct Wait {
         var since: ContinuousClock.Instant
