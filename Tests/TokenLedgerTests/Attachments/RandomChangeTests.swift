@@ -123,13 +123,24 @@ private struct Change: Decodable {
             device text COLLATE app.loose, user_id integer, tags text[], gone boolean, badge integer DEFAULT 0)
         """
 
-    @Test(arguments: [(false, false), (true, false), (false, true)])
-    func `queue what the table of changes in the documentation says`(withBeforeTrigger: Bool, always: Bool) throws {
-        let seed = Seed.next("\(withBeforeTrigger) \(always)") >> 1
+    enum Variant: String, CaseIterable {
+        case plain, beforeTrigger, always, partitioned
+    }
+
+    @Test(arguments: Variant.allCases)
+    func `queue what the table of changes in the documentation says`(variant: Variant) throws {
+        let seed = Seed.next(variant.rawValue) >> 1
         let devices = try AttachedDevices(
-            table: Self.table,
+            table: Self.table + (variant == .partitioned ? " PARTITION BY HASH (id)" : ""),
             first: "CREATE COLLATION app.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
-        if withBeforeTrigger {
+        if variant == .partitioned {
+            for number in 0...1 {
+                try devices.app(
+                    "CREATE TABLE app.part_\(number) PARTITION OF app.devices FOR VALUES WITH (MODULUS 2, REMAINDER \(number))"
+                )
+            }
+        }
+        if variant == .beforeTrigger {
             try devices.app(
                 "CREATE FUNCTION app.touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.badge := NEW.badge + 1; RETURN NEW; END'"
             )
@@ -137,7 +148,7 @@ private struct Change: Decodable {
                 "CREATE TRIGGER touch BEFORE UPDATE ON app.devices FOR EACH ROW EXECUTE FUNCTION app.touch()")
         }
         try devices.attach(
-            "on_delete => 'unregister', always => \(always)",
+            "on_delete => 'unregister', always => \(variant == .always)",
             arguments: """
                 token => 'push_token', topic => 'bundle_id', environment => $$CASE kind WHEN 'dev' THEN 'sandbox' WHEN 'live' THEN 'production' ELSE kind END$$, \
                 registered_at => 'last_seen', device_id => 'device', user_id => 'user_id', tags => 'tags', logged_out => 'gone'
