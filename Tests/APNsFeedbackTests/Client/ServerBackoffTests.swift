@@ -6,7 +6,7 @@ import TokenModel
 @Suite struct ServerBackoffTests {
     private let now = ContinuousClock.now
 
-    @Test func `the pauses double up to a minute, and an answer ends them`() {
+    @Test func `the pauses double up to 15 seconds, and an answer ends them`() {
         var backoff = ServerBackoff()
         var now = now
         var pauses: [Duration] = []
@@ -19,7 +19,7 @@ import TokenModel
             now += pause ?? .zero
         }
         #expect(pauses[..<3] == [.milliseconds(250), .milliseconds(500), .seconds(1)])
-        #expect(pauses[8...] == [.seconds(60), .seconds(60)])
+        #expect(pauses[8...] == [.seconds(15), .seconds(15)])
         backoff.answered(11)
         backoff.failed(12, at: now, share: 0.75)
         #expect(backoff.remaining(at: now) == .milliseconds(250) * 0.75)

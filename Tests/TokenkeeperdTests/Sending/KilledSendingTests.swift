@@ -145,7 +145,8 @@ import Testing
         defer { stage.apns.stop() }
         try stage.register(1...3000)
         try stage.enqueue()
-        let daemon = try stage.daemon(["send.max_in_flight=20"], timing: 0.05)
+        // A device rests after a 429, longer each time.
+        let daemon = try stage.daemon(["send.max_in_flight=20"], timing: 0.01)
         try eventually("all requests have ended") {
             // Continue with delayed requests.
             try stage.database.psql(
