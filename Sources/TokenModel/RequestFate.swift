@@ -14,14 +14,6 @@ public enum RequestFate: Hashable, Sendable {
     /// The request waits again as if it had not been tried: for the pause, or until its earlier due time if the pause is nil.
     case returned(Duration?)
 
-    /// Whether the request leaves the outbox.
-    public var isFinal: Bool {
-        switch self {
-        case .answered, .failed: true
-        case .later, .refused, .interrupted, .returned: false
-        }
-    }
-
     /// The error, if there is one.
     public var error: String? {
         switch self {

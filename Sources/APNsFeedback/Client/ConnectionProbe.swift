@@ -15,9 +15,6 @@ public struct ConnectionProbe {
         self.options = options
     }
 
-    /// The server, as `host:port`.
-    public var place: String { "\(server.hostInURL):\(server.port)" }
-
     /// Connects, and waits for the first frame of the server. With TLS 1.3, a server refuses a certificate only after the handshake.
     ///
     /// Blocks for at most the time to connect and the time for a response, together.

@@ -51,7 +51,7 @@ public final class PushClient: Sendable {
         multi.wake()
     }
 
-    /// Leaves the connections to a server, once what is in flight has ended. What is sent next goes over new ones.
+    /// Leaves the connections to a server, once their requests have ended. The next requests go over new connections.
     public func reconnect(_ environment: Environment) {
         mailbox.reconnect(environment)
         multi.wake()

@@ -70,9 +70,7 @@ struct ConfigurationOptions: ParsableArguments {
     ) throws -> [LoadedCredential] {
         do {
             let credentials = try readCredentials(of: configuration, tokens)
-            for doubt in credentials.compactMap(\.doubt) { Self.complain("warning: \(doubt)") }
-            let proxyPassword = configuration.values["send.proxy_password_file"]?.value
-            warnOfReadableSecrets(credentials.flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
+            warn(of: credentials, configuration)
             return credentials
         } catch {
             for problem in error.problems { Self.complain(problem) }
@@ -84,12 +82,16 @@ struct ConfigurationOptions: ParsableArguments {
     func credentialSources(of configuration: Configuration, _ tokens: ProviderTokens) -> [CredentialSource] {
         let shared = SharedProviderTokens(tokens)
         let sources = configuration.credentials.map { CredentialSource($0, folders: credentialFolders, shared) }
-        let proxyPassword = configuration.values["send.proxy_password_file"]?.value
-        warnOfReadableSecrets(
-            sources.compactMap(\.loaded).flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
-        for doubt in sources.compactMap(\.loaded?.doubt) { Self.complain("warning: \(doubt)") }
+        warn(of: sources.compactMap(\.loaded), configuration)
         for fault in sources.compactMap(\.fault) { Self.complain("warning: \(fault); its topics wait") }
         return sources
+    }
+
+    /// Prints what is likely to be wrong with files that can be used.
+    private func warn(of credentials: [LoadedCredential], _ configuration: Configuration) {
+        let proxyPassword = configuration.values["send.proxy_password_file"]?.value
+        warnOfReadableSecrets(credentials.flatMap(\.secretFiles) + [proxyPassword].compactMap(\.self))
+        for doubt in credentials.compactMap(\.doubt) { Self.complain("warning: \(doubt)") }
     }
 
     /// The folders in which the files of credentials are looked for.

@@ -6,7 +6,6 @@ internal import TokenModel
 struct LoadedCredential: Sendable {
     let settings: CredentialSettings
     let identity: PushIdentity
-    static let certificateKind = "certificate"
     /// `provider token` or `certificate`.
     let kind: String
     /// Nil for a provider token, which is replaced all the time.
@@ -37,7 +36,7 @@ struct LoadedCredential: Sendable {
                 let certificate = try files.certificate()
                 try Self.check(certificate, against: settings)
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
-                kind = Self.certificateKind
+                kind = "certificate"
                 expiresAt = certificate.expiresAt
             }
         } catch let error as CredentialError {
@@ -65,7 +64,7 @@ struct LoadedCredential: Sendable {
         }
     }
 
-    /// What is likely to be wrong, one sentence; nil if nothing is.
+    /// A likely mistake, in one sentence; nil if there is none.
     var doubt: String? {
         guard let name = settings.keyFile?.split(separator: "/").last, name.hasPrefix("AuthKey_"), name.hasSuffix(".p8")
         else { return nil }

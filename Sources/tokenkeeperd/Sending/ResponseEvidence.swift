@@ -77,13 +77,10 @@ struct ResponseEvidence {
             accepted[topic] = (now, scope)
         // APNs has judged the request, so it accepts the credential.
         case (.token, _): accept(.server(scope))
-        case (.message, _): finding.pause = suspectTopic(step, claimed, in: scope, trial: trial, at: now)
-        case (.topic, _):
-            if isOdd, claimed.refusals > 0 {
-                accept(.server(scope))
-            } else {
-                finding.pause = suspectTopic(step, claimed, in: scope, trial: trial, at: now)
-            }
+        case (.message, _), (.topic, _):
+            accept(.server(scope))
+            if isOdd, claimed.refusals > 0 { break }
+            finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
         case (.server, _), (.unreachable, _):
             finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
         case (.sender, _), (.foreign, _):
@@ -98,14 +95,6 @@ struct ResponseEvidence {
         case (.nobody, _): break
         }
         return finding
-    }
-
-    private mutating func suspectTopic(
-        _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, in scope: CredentialScope, trial: Subject?,
-        at now: ContinuousClock.Instant
-    ) -> Finding.Pause? {
-        accept(.server(scope))
-        return suspect(.topic(claimed.request.address.scope), step, claimed, trial: trial, at: now)
     }
 
     /// Whether a refusal counts against its request, as far as this daemon sees.
@@ -141,7 +130,7 @@ struct ResponseEvidence {
         guard let evidence = RetryPolicy.Evidence(step.blame), let kind = Kind(step.blame) else { return nil }
         var suspicion = suspicions[subject] ?? Suspicion()
         defer { suspicions[subject] = suspicion }
-        // What was in flight when the pause began says nothing new.
+        // A request from before the pause says nothing new.
         if let until = suspicion.until, now < until || trial != subject { return nil }
         if suspicion.until == nil {
             suspicion.tokens[kind, default: []].insert(claimed.request.address)

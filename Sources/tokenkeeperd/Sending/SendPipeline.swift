@@ -100,7 +100,7 @@ struct SendPipeline {
         }
     }
 
-    /// Reads the files of the credentials that have changed. What is new is tried at once.
+    /// Reads the files of the credentials that have changed, and tries the new content at once.
     ///
     /// - Returns: Whether anything is new.
     mutating func refreshCredentials() -> Bool {

@@ -184,3 +184,13 @@ private typealias Decisions = `The sender's decisions`
         #expect(evidence.isQuiet)
     }
 }
+
+extension RequestFate {
+    /// Whether the request leaves the outbox.
+    fileprivate var isFinal: Bool {
+        switch self {
+        case .answered, .failed: true
+        case .later, .refused, .interrupted, .returned: false
+        }
+    }
+}
