@@ -1,7 +1,7 @@
 internal import TokenModel
 
 /// The connections to one server and its requests. Decides which connection gets the next request, when to open another connection,
-/// when to back off from the server, and how each request ends. Pure: `PushLoop` performs the actions and reports what happens.
+/// when to back off from the server, and how each request ends. Pure: `PushWork` performs the actions and reports what happens.
 struct ConnectionPool {
     struct Limits {
         /// The most requests in flight: 1 or more.
@@ -74,9 +74,11 @@ struct ConnectionPool {
     }
 
     /// Call it until it returns nil.
-    mutating func next(at now: ContinuousClock.Instant) -> Step? {
+    ///
+    /// - Parameter mayConnect: False while connections to other servers must be ready first.
+    mutating func next(at now: ContinuousClock.Instant, mayConnect isAllowed: Bool = true) -> Step? {
         if isStopping { return nil }
-        guard !queue.isEmpty else { return needsReplacement(at: now) ? connect(at: now) : nil }
+        guard !queue.isEmpty else { return isAllowed && needsReplacement(at: now) ? connect(at: now) : nil }
         if let pause = backoff.remaining(at: now), !connections.contains(where: { isOfUse($0, at: now) }) {
             for delivery in queue.takeAll() {
                 end(delivery, delivery.endInPause(pause, host: server.host))
@@ -87,7 +89,7 @@ struct ConnectionPool {
         if let place = connections.firstIndex(where: { $0.hasRoom(at: now) }), let delivery = queue.next() {
             return .open(connection: connections[place].number, delivery)
         }
-        return mayConnect(at: now) ? connect(at: now) : nil
+        return isAllowed && mayConnect(at: now) ? connect(at: now) : nil
     }
 
     private func isOfUse(_ connection: ConnectionState, at now: ContinuousClock.Instant) -> Bool {

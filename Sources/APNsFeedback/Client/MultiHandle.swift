@@ -1,11 +1,16 @@
 internal import CCurl
 
-/// libcurl's multi handle: opens the connections of a client, and waits for all of them.
+/// libcurl's multi handle: opens the connections of a thread's clients, and waits for all of them.
 ///
-/// Sendable although it holds a pointer: only the thread that runs the client calls anything except `wake`, and libcurl's manual
+/// Sendable although it holds a pointer: only the thread that runs the clients calls anything except `wake`, and libcurl's manual
 /// allows `curl_multi_wakeup` from any thread. The reference keeps the handle alive until the last call returns.
 @safe final class MultiHandle: @unchecked Sendable {
     private let handle: UnsafeMutableRawPointer
+    /// The connections that are not open yet.
+    private var underway: Set<ObjectIdentifier> = []
+
+    /// How many connections may be in the making. libcurl starts a thread for each name that it resolves.
+    private static let mostUnderway = 16
 
     /// libcurl's initialization, which happens once per process.
     private static let isReady: Bool = ck_global_init() == CURLE_OK
@@ -25,16 +30,22 @@ internal import CCurl
         unsafe curl_multi_wakeup(handle)
     }
 
+    /// Whether another connection may be added now.
+    var hasRoom: Bool { underway.count < Self.mostUnderway }
+
     /// Begins to connect.
     ///
     /// - Returns: Nil, or libcurl's error message.
     func add(_ connection: TLSConnection) -> String? {
         let code = unsafe curl_multi_add_handle(handle, connection.easy)
-        return code == CURLM_OK ? nil : unsafe String(cString: curl_multi_strerror(code))
+        if code != CURLM_OK { return unsafe String(cString: curl_multi_strerror(code)) }
+        underway.insert(ObjectIdentifier(connection))
+        return nil
     }
 
     /// Closes a connection, or stops connecting.
     func remove(_ connection: TLSConnection) {
+        underway.remove(ObjectIdentifier(connection))
         unsafe curl_multi_remove_handle(handle, connection.easy)
     }
 
@@ -49,6 +60,7 @@ internal import CCurl
             guard unsafe message.pointee.msg == CURLMSG_DONE, let easy = unsafe message.pointee.easy_handle,
                 let connection = unsafe TLSConnection.of(easy)
             else { continue }
+            underway.remove(ObjectIdentifier(connection))
             unsafe ended.append((connection, message.pointee.data.result))
         }
         return ended

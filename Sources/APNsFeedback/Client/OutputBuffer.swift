@@ -11,6 +11,9 @@ struct OutputBuffer {
     /// How many of `ends` lie within the bytes that TLS has taken.
     private var endsTaken = 0
 
+    /// How many bytes an empty buffer keeps room for.
+    private static let kept = 4 << 10
+
     /// The bytes that TLS has not taken.
     var count: Int { bytes.count - taken }
     var isEmpty: Bool { count == 0 }
@@ -41,8 +44,9 @@ struct OutputBuffer {
             endsTaken += 1
         }
         if taken == bytes.count {
-            bytes.removeAll(keepingCapacity: true)
-            ends.removeAll(keepingCapacity: true)
+            // Hundreds of connections must not each keep what a burst needed.
+            bytes.removeAll(keepingCapacity: bytes.count <= Self.kept)
+            ends.removeAll(keepingCapacity: bytes.capacity > 0)
             (taken, endsTaken) = (0, 0)
         }
         return ended

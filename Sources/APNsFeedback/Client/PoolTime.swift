@@ -46,7 +46,9 @@ extension ConnectionPool {
 
     /// Closes all connections if none has taken a request for a while, as when the server allows no streams.
     private mutating func closeIdle(at now: ContinuousClock.Instant) {
-        guard !queue.isEmpty, inFlight == 0, !connections.contains(where: { $0.phase == .connecting }) else {
+        guard !queue.isEmpty, inFlight == 0, !connections.isEmpty,
+            !connections.contains(where: { $0.phase == .connecting })
+        else {
             waitsSince = nil
             return
         }

@@ -35,6 +35,8 @@ final class PushMailbox: Sendable {
         var unwanted: Set<Environment> = []
         var requests: [PushRequest] = []
         var stopBy: ContinuousClock.Instant?
+
+        var isEmpty: Bool { withdrawn.isEmpty && unwanted.isEmpty && requests.isEmpty && stopBy == nil }
     }
 
     func takeOrders() -> Orders {

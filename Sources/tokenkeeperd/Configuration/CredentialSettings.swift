@@ -29,6 +29,9 @@ struct CredentialSettings: Equatable, Sendable {
         environments = Environment(rawValue: value("environment") ?? "both").map { [$0] } ?? Set(Environment.allCases)
     }
 
+    /// The same for all credentials that prove themselves with the same key.
+    var key: String { keyFile == nil ? name : "\(teamID)/\(keyID)" }
+
     /// The settings of all credentials, sorted by name.
     static func all(in values: [String: Configuration.Resolved]) -> [CredentialSettings] {
         Set(

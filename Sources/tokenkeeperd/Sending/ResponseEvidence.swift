@@ -7,7 +7,8 @@ internal import TokenModel
 ///
 /// - One outcome says something about its request only. A subject pauses when so many different tokens drew outcomes of one kind that `RetryPolicy.Evidence`
 ///   names, and no request was accepted meanwhile.
-/// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all.
+/// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all, also
+///   for other credentials with the same cause: the same environment's server, or the same key.
 /// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted within ten minutes before;
 ///   after five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
 /// - While a credential pauses, no refusal counts: if nothing is accepted, nothing fails.
@@ -39,7 +40,14 @@ struct ResponseEvidence {
     /// When a request of each topic was last accepted, and of which credential.
     private var accepted: [TopicScope: (at: ContinuousClock.Instant, scope: CredentialScope)] = [:]
 
-    init(_ timing: Timing) { self.timing = timing }
+    /// What tells the keys of credentials apart, by the credential's name.
+    private let key: (String) -> String
+
+    /// - Parameter key: What tells the keys of credentials apart, by the credential's name.
+    init(_ timing: Timing, key: @escaping (String) -> String = { $0 }) {
+        self.timing = timing
+        self.key = key
+    }
 
     /// What follows from one outcome.
     struct Finding: Equatable {
@@ -120,7 +128,22 @@ struct ResponseEvidence {
     }
 
     private mutating func accept(_ subject: Subject) {
-        if !suspicions.isEmpty { suspicions[subject] = nil }
+        if suspicions.isEmpty { return }
+        guard let ended = suspicions.removeValue(forKey: subject), ended.until != nil, case .server(let scope) = subject
+        else { return }
+        suspicions = suspicions.filter { other, suspicion in
+            guard case .server(let scope2) = other, suspicion.until != nil else { return true }
+            return !haveOneCause(scope, scope2, ended.kind, suspicion.kind)
+        }
+    }
+
+    /// Whether what ended one credential's pause ends the other's: they have one network, or one key.
+    private func haveOneCause(_ one: CredentialScope, _ other: CredentialScope, _ kind: Kind, _ otherKind: Kind) -> Bool
+    {
+        if kind == .sender || otherKind == .sender {
+            return kind == otherKind && key(one.credential) == key(other.credential)
+        }
+        return one.environment == other.environment
     }
 
     private mutating func suspect(
@@ -168,30 +191,34 @@ struct ResponseEvidence {
     /// Whether anything has paused since a request of it was accepted.
     var isQuiet: Bool { !suspicions.values.contains { $0.until != nil } }
 
-    /// One sentence for each subject that pauses or is tried, in order.
-    func problems(except others: some Sequence<CredentialScope>) -> [(subject: Subject, words: String)] {
+    /// One for each subject that pauses or is tried, in order.
+    func problems(except others: some Sequence<CredentialScope>) -> [WaitingProblem] {
         let others = Set(others.map(Subject.server))
         return suspicions.filter { $0.value.until != nil && !others.contains($0.key) }.sorted { $0.key < $1.key }.map {
-            ($0.key, words(of: $0.key, $0.value))
+            problem(of: $0.key, $0.value)
         }
     }
 
     /// Why a subject pauses, in words.
-    func words(of subject: Subject) -> String { suspicions[subject].map { words(of: subject, $0) } ?? "" }
+    func words(of subject: Subject) -> String { suspicions[subject].map { problem(of: subject, $0).words } ?? "" }
 
-    private func words(of subject: Subject, _ suspicion: Suspicion) -> String {
-        let beginning =
+    private func problem(of subject: Subject, _ suspicion: Suspicion) -> WaitingProblem {
+        let (before, who, after) =
             switch (subject, suspicion.kind) {
-            case (.topic(let topic), .message): "APNs refuses the messages of \(topic)"
-            case (.topic(let topic), _): "APNs refuses requests of \(topic)"
+            case (.topic(let topic), .message): ("APNs refuses the messages of ", "\(topic)", "")
+            case (.topic(let topic), _): ("APNs refuses requests of ", "\(topic)", "")
             case (.server(let scope), .sender) where suspicion.words.hasPrefix("APNs"):
-                "APNs refuses the credential (\(scope))"
-            case (.server(let scope), .sender): "the credential cannot be used (\(scope))"
+                ("APNs refuses the credential (", "\(scope)", ")")
+            case (.server(let scope), .sender): ("the credential cannot be used (", "\(scope)", ")")
             case (.server(let scope), .foreign):
-                "something between this daemon and APNs responds (\(scope)); check send.\(scope.environment)_server and any proxy"
-            case (.server(let scope), _): "APNs returns errors or cannot be reached (\(scope))"
+                (
+                    "something between this daemon and APNs responds (", "\(scope)",
+                    "); check send.\(scope.environment)_server and any proxy"
+                )
+            case (.server(let scope), _): ("APNs returns errors or cannot be reached (", "\(scope)", ")")
             }
-        return "\(beginning), and requests wait: \(suspicion.words)\(Self.help(suspicion.words))"
+        return WaitingProblem(
+            before, who, "\(after), and requests wait: \(suspicion.words)\(Self.help(suspicion.words))")
     }
 
     /// What usually helps after a reason of APNs.

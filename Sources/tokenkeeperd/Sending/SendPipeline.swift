@@ -1,11 +1,28 @@
 internal import APNsFeedback
+internal import Synchronization
 internal import TokenLedger
 internal import TokenModel
 
-/// A credential with its client, which runs on its own thread.
+/// A credential with its client.
 struct CredentialAtWork: Sendable {
     let credential: CredentialSource
     let client: PushClient
+}
+
+/// The clients that have outcomes to collect, by their place in the list: with hundreds of them, few have any.
+final class EndedClients: Sendable {
+    private let places = Mutex<Set<Int>>([])
+
+    func note(_ place: Int) { places.withLock { _ = $0.insert(place) } }
+
+    /// Those that were noted since the last call, in order.
+    func take() -> [Int] {
+        places.withLock { places in
+            if places.isEmpty { return [] }
+            defer { places = [] }
+            return places.sorted()
+        }
+    }
 }
 
 /// Performs what `SendState` decides: submits requests to the clients, claims them from the outbox and writes their endings.
@@ -13,6 +30,7 @@ struct CredentialAtWork: Sendable {
 /// It lives as long as the process. A lost connection to the database ends a turn and leaves the state as it is.
 struct SendPipeline {
     private let senders: [CredentialAtWork]
+    private let ended: EndedClients
     private var state: SendState
     private var slots: Slots
     /// Nil if sends cannot be marked.
@@ -39,30 +57,37 @@ struct SendPipeline {
     private static let addressesFor: Duration = .milliseconds(100)
 
     /// - Parameters:
+    ///   - ended: Notes which of them have outcomes, by their place.
     ///   - limit: The most requests that a credential may hold for an environment.
     ///   - marks: Nil if sends cannot be marked.
     ///   - capacity: How many requests `marks` has a place for.
     ///   - audiences: Takes the campaigns whose audience takes long to find.
     init(
-        _ senders: [CredentialAtWork], limit: Int, timing: Timing, marks: SentMarks?, capacity: Int,
+        _ senders: [CredentialAtWork], _ ended: EndedClients, limit: Int, timing: Timing, marks: SentMarks?,
+        capacity: Int,
         audiences: SlowAudiences,
         summary: SendSummary, metrics: SendMetrics
     ) {
         self.senders = senders
+        self.ended = ended
         self.marks = marks
         self.audiences = audiences
         slots = Slots(capacity: capacity)
         self.summary = summary
         self.metrics = metrics
-        state = SendState(limit: limit, timing: timing) { topic in
-            CredentialSettings.best(of: senders, for: topic) { $0.credential.settings }?.credential.settings.name
-        }
+        let choice = CredentialChoice(senders.map(\.credential.settings))
+        let keys = Dictionary(
+            uniqueKeysWithValues: senders.map { ($0.credential.settings.name, $0.credential.settings.key) })
+        state = SendState(limit: limit, timing: timing, key: { keys[$0] ?? $0 }, credential: choice.name)
     }
 
     var isEmpty: Bool { state.isEmpty }
     /// What keeps requests waiting, except servers that blame the sender: these are logged on their own.
-    var waiting: [String] { senders.compactMap(\.credential.fault) + state.problems(at: .now) }
-    var problems: [String] { waiting + faults.problems }
+    var waiting: [WaitingProblem] {
+        senders.compactMap(\.credential.fault).first(20, of: "credentials").map(WaitingProblem.init)
+            + state.waiting(at: .now)
+    }
+    var problems: [String] { waiting.map(\.words) + faults.problems }
     /// A JSON array that describes the credentials that can be used: see `LoadedCredential`.
     var credentials: String { LoadedCredential.described(senders.map(\.credential)) }
     /// Whether a request has been submitted, and none of its credential has been answered since.
@@ -143,7 +168,8 @@ struct SendPipeline {
     mutating func finish(
         by policy: RetryPolicy, _ outbox: Outbox, on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
-        for sender in senders {
+        for place in ended.take() {
+            let sender = senders[place]
             let outcomes = sender.client.collect()
             metrics.record(outcomes)
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))

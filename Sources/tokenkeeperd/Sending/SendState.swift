@@ -12,13 +12,15 @@ internal import TokenModel
 /// - No two requests of one token are in flight at a time.
 /// - Nothing is sent to a token that rests. Nothing is claimed for a server or a topic that pauses.
 /// - After a pause, one request at a time tests the server or the topic until one is accepted. Each of these requests has another token.
-/// - A credential holds at most `limit` requests per environment. If more topics share a credential than it has room for, each
+/// - A credential holds at most `limit` requests per environment, and less if many credentials are busy. If more topics share a credential than it has room for, each
 ///   still gets one request, so that none starves. A campaign's whole batch may go beyond the limit.
 /// - Campaigns take turns with each other and with the topics.
 /// - With a rate, no request is sent before its instant. A request that waits for its instant does not count in `limit`.
 struct SendState {
     /// The most requests of one credential in one environment, queued ones included.
     private let limit: Int
+    /// How many more requests all credentials together may hold, as of this round.
+    private var roomOfAll: Int
     /// The name of the credential for a topic; nil where no credential covers it.
     private let credential: (TopicScope) -> String?
     private var requests: [CredentialScope: RequestsInFlight] = [:]
@@ -35,10 +37,17 @@ struct SendState {
     private var paced = PacedRequests()
     private(set) var counts = SendCounts()
 
-    init(limit: Int, timing: Timing, credential: @escaping (TopicScope) -> String?) {
+    /// - Parameters:
+    ///   - key: What tells the keys of credentials apart, by the credential's name.
+    ///   - credential: The name of the credential for a topic; nil where no credential covers it.
+    init(
+        limit: Int, timing: Timing, key: @escaping (String) -> String = { $0 },
+        credential: @escaping (TopicScope) -> String?
+    ) {
         self.limit = limit
+        roomOfAll = limit * Self.mostAtOnce
         self.timing = timing
-        evidence = ResponseEvidence(timing)
+        evidence = ResponseEvidence(timing, key: key)
         unanswered = UnansweredRequests(timing)
         blocked = BlockedSources(timing)
         self.credential = credential
@@ -78,11 +87,13 @@ struct SendState {
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var awaitsAnswer: Bool { !unanswered.isEmpty }
 
-    /// Everything that keeps requests waiting, one sentence each.
-    func problems(at now: ContinuousClock.Instant) -> [String] {
+    /// Everything that keeps requests waiting: one sentence for each cause.
+    func problems(at now: ContinuousClock.Instant) -> [String] { waiting(at: now).map(\.words) }
+
+    func waiting(at now: ContinuousClock.Instant) -> [WaitingProblem] {
         let unanswered = unanswered.problems(at: now)
-        return blockedSources + unanswered.map(\.words)
-            + evidence.problems(except: unanswered.map(\.scope)).map(\.words).first(20, of: "servers and topics")
+        return blockedSources.map(WaitingProblem.init) + WaitingProblem.joined(unanswered.map(\.problem))
+            + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope)))
     }
 
     /// Whether a server or a topic pauses, or is tried after a pause.
@@ -392,6 +403,7 @@ struct SendState {
     /// The topics and campaigns to claim from in this round.
     mutating func turns(at now: ContinuousClock.Instant) -> [Turn] {
         if isBehind { return [] }
+        roomOfAll = limit * Self.mostAtOnce - requests.values.reduce(0) { $0 + $1.count }
         tokens.prune(at: now)
         var ofTopics: [Turn] = []
         // Of the topics that wait for one trial, a few are enough: they must not keep the others out of the round.
@@ -421,15 +433,22 @@ struct SendState {
         let trial = subjects.first { evidence.isOnTrial($0) }
         if let trial, trials.isUnderWay(trial) { return nil }
         let hasRoom = room(in: scope) >= (trial != nil ? 1 : leastRoom)
+        if source.campaign != nil, trial == nil, roomOfAll <= 0 { return nil }
         return hasRoom && !blocked.isBlocked(source, at: now)
             && !subjects.contains { evidence.isPausing($0, at: now) } && !paced.isLate(source, at: now)
             ? Turn(source: source, scope: scope, trial: trial) : nil
     }
 
     /// Scopes with less room are skipped: a claim of one request costs about as much as a claim of many.
-    private var leastRoom: Int { max(limit / 4, 1) }
+    private var leastRoom: Int { max(limitOfEach / 4, 1) }
 
-    private func room(in scope: CredentialScope) -> Int { limit - (requests[scope]?.count ?? 0) }
+    private func room(in scope: CredentialScope) -> Int { limitOfEach - (requests[scope]?.count ?? 0) }
+
+    /// How many requests each credential may hold in an environment. Many credentials at once get little each, so that memory is bounded.
+    private var limitOfEach: Int { roomOfAll >= limit ? limit : max(limit / Self.leastShare, 1) }
+
+    /// All credentials together hold what so many of them may hold alone, and then a small share of it each.
+    private static let (mostAtOnce, leastShare) = (4, 64)
 
     /// How many requests a turn may claim: its share of the room that the earlier turns have left. A campaign gets a whole batch or
     /// nothing, and then it is the first of a later round.
@@ -454,6 +473,7 @@ struct SendState {
     /// Takes what a turn has claimed.
     mutating func take(_ claim: Outbox.Claim, of turn: Turn, at now: ContinuousClock.Instant) -> [Action] {
         blocked.unblock(turn.source)
+        roomOfAll -= claim.requests.count
         counts.add(suppressed: claim.suppressed, in: turn.scope)
         if let campaign = turn.source.campaign {
             campaigns.claimed(campaign, some: claim.dueAt != nil, lastSendAt: claim.lastSendAt)

@@ -11,7 +11,8 @@ struct SendSummary {
     private var retried = 0
     private var suppressed = 0
     private var loggedAt = ContinuousClock.now
-    private var problemLoggedAt: [String: ContinuousClock.Instant] = [:]
+    /// By their cause.
+    private var logged: [String: (at: ContinuousClock.Instant, words: String)] = [:]
 
     private static let every: Duration = .seconds(60)
     private static let problemEvery: Duration = .seconds(600)
@@ -71,7 +72,7 @@ struct SendSummary {
     }
 
     func pauses(for pause: Duration, why: String) {
-        logger.info(
+        logger.debug(
             "a pause begins, then one request at a time is tried",
             metadata: ["for": "\(DurationText.text(pause))", "why": "\(why)"])
     }
@@ -92,16 +93,17 @@ struct SendSummary {
             metadata: ["requests": "\(taken.requests)", "in_flight": "\(taken.interrupted)"])
     }
 
-    /// Logs each problem that keeps requests waiting, again every ten minutes while it lasts, and its end.
-    mutating func report(waiting problems: [String]) {
-        for problem in problemLoggedAt.keys.sorted() where !problems.contains(problem) {
-            problemLoggedAt[problem] = nil
-            logger.notice("this no longer keeps requests waiting", metadata: ["problem": "\(problem)"])
+    /// Logs each cause that keeps requests waiting, again every ten minutes while it lasts, and its end.
+    mutating func report(waiting problems: [WaitingProblem]) {
+        let causes = Set(problems.map(\.cause))
+        for (cause, problem) in logged.sorted(by: { $0.key < $1.key }) where !causes.contains(cause) {
+            logged[cause] = nil
+            logger.notice("this no longer keeps requests waiting", metadata: ["problem": "\(problem.words)"])
         }
         for problem in problems
-        where problemLoggedAt[problem].map({ $0.duration(to: .now) > Self.problemEvery }) ?? true {
-            problemLoggedAt[problem] = .now
-            logger.warning("\(problem)")
+        where logged[problem.cause].map({ $0.at.duration(to: .now) > Self.problemEvery }) ?? true {
+            logged[problem.cause] = (.now, problem.words)
+            logger.warning("\(problem.words)")
         }
     }
 }

@@ -28,10 +28,11 @@ struct SendWorker {
         let capacity = credentials.count * Environment.allCases.count * (limit + Outbox.batch) + UnwrittenEndings.most
         let files = worker.configuration.runtimeDirectory.map { SentMarkFiles(directory: $0) }
         let marks = createMarks(files, capacity: capacity)
-        let senders = startClients(marks)
+        let ended = EndedClients()
+        let senders = startClients(marks, ended)
         metrics.watch(senders)
         var pipeline = SendPipeline(
-            senders, limit: limit, timing: worker.timing, marks: marks, capacity: capacity, audiences: audiences,
+            senders, ended, limit: limit, timing: worker.timing, marks: marks, capacity: capacity, audiences: audiences,
             summary: SendSummary(logger: worker.logger), metrics: metrics)
         pipeline.summary.begins(credentials)
         let place = ProcessScope.name(environment: ProcessInfo.processInfo.environment, daemonID: daemonID)
@@ -68,7 +69,7 @@ struct SendWorker {
         return nil
     }
 
-    private func startClients(_ marks: SentMarks?) -> [CredentialAtWork] {
+    private func startClients(_ marks: SentMarks?, _ ended: EndedClients) -> [CredentialAtWork] {
         var options = worker.configuration.clientOptions
         options.observer = marks
         if let (proxy, origin) = ProxySettings.described(options.route) {
@@ -78,12 +79,16 @@ struct SendWorker {
         if worker.configuration.logLevel == .trace {
             options.trace = { [logger = worker.logger] in logger.trace("\($0)") }
         }
-        return credentials.map { credential in
-            let client = PushClient(options, identity: { try credential.identity() }, ended: { [bell] in bell.ring() })
-            // Linux shows 15 bytes of a thread's name.
-            WorkerThread.start("apns \(credential.settings.name)".prefix(15).description) { client.run() }
+        let thread = PushThread()
+        let senders = credentials.enumerated().map { [bell] place, credential in
+            let client = PushClient(options, on: thread, identity: { try credential.identity() }) {
+                ended.note(place)
+                bell.ring()
+            }
             return CredentialAtWork(credential: credential, client: client)
         }
+        WorkerThread.start("apns") { thread.run(senders.map(\.client)) }
+        return senders
     }
 
     /// How long nothing is due. Campaigns are looked for all the time, but topics only when the pause is over.

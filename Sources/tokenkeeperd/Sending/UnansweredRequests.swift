@@ -40,12 +40,14 @@ struct UnansweredRequests {
         waits = waits.filter { hasRequests($0.key) }
     }
 
-    /// One sentence for each credential and environment, in their order.
-    func problems(at now: ContinuousClock.Instant) -> [(scope: CredentialScope, words: String)] {
+    /// One for each credential and environment, in their order.
+    func problems(at now: ContinuousClock.Instant) -> [(scope: CredentialScope, problem: WaitingProblem)] {
         waits.sorted { $0.key < $1.key }.compactMap { scope, wait in
             guard let failure = wait.failure, wait.since.duration(to: now) >= reportedAfter else { return nil }
             let help = Self.help(failure).map { "; \($0)" } ?? ""
-            return (scope, "requests cannot be sent (\(scope)), and wait: \(failure.message)\(help)")
+            return (
+                scope, WaitingProblem("requests cannot be sent (", "\(scope)", "), and wait: \(failure.message)\(help)")
+            )
         }
     }
 

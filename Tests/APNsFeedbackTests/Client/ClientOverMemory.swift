@@ -3,7 +3,7 @@ import TokenModel
 
 @testable import APNsFeedback
 
-/// A pool and its sessions at work as in `PushLoop`, without sockets: the other ends of the connections are the test.
+/// A pool and its sessions at work as in `PushWork`, without sockets: the other ends of the connections are the test.
 struct ClientOverMemory {
     private(set) var pool: ConnectionPool
     private(set) var sessions: [Int: SessionOverMemory] = [:]

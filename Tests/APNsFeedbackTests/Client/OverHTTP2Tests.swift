@@ -322,6 +322,36 @@ import TokenModel
         #expect(client.collect().map(\.end) == [.withdrawn, .withdrawn, .withdrawn])
     }
 
+    @Test func `one thread does the work of many clients, until the last one has stopped`() throws {
+        let apns = try server({ _ in })
+        defer { apns.stop() }
+        let (news, over) = (DispatchSemaphore(value: 0), DispatchSemaphore(value: 0))
+        let thread = PushThread()
+        let own = try identity()
+        var options = PushClientOptions(servers: [.production: PushServer(host: "localhost", port: apns.port)])
+        options.authorityFile = files.certificate
+        let clients = (1...60).map { _ in
+            PushClient(options, on: thread, identity: { own }) { news.signal() }
+        }
+        DispatchQueue.global().async {
+            thread.run(clients)
+            over.signal()
+        }
+        // Some stop while the others have not begun.
+        for client in clients.prefix(5) { client.stop(patience: .zero) }
+        for client in clients.suffix(55) { client.submit(requests(1...3)) }
+        var outcomes: [PushOutcome] = []
+        while outcomes.count < 3 * 55 {
+            news.wait()
+            outcomes += clients.flatMap { $0.collect() }
+        }
+        #expect(outcomes.allSatisfy { status($0) == 200 })
+        #expect(apns.records.connections == 55, "each client has its own")
+        #expect(clients.last!.state.turns < 1000, "a client without work costs nothing")
+        for client in clients { client.stop(patience: .zero) }
+        over.wait()
+    }
+
     // Addresses -------------------------------------------------------------------------------------------------------
 
     @Test func `a server can be an IPv6 address`() throws {

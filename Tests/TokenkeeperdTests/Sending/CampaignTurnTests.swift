@@ -67,7 +67,7 @@ import TokenModel
         #expect(turns(&state) == [])
     }
 
-    @Test func `a campaign is claimed from when its rate allows it, and looked for every 50 ms`() {
+    @Test func `a campaign is claimed from when its rate allows it, and looked for every 50 ms, or 200 ms while there is none`() {
         var state = state([campaign(1, dueIn: .milliseconds(30))])
         #expect(turns(&state) == [])
         #expect(state.pause(at: start.clock) == .milliseconds(30))
@@ -76,7 +76,9 @@ import TokenModel
         #expect(state.looksForCampaigns(at: start.clock + .milliseconds(50)) == true)
         state.take([], at: start.clock + .milliseconds(50))
         #expect(turns(&state, at: .milliseconds(50)) == [])
-        #expect(state.pause(at: start.clock + .milliseconds(60)) == .milliseconds(40))
+        #expect(state.pause(at: start.clock + .milliseconds(60)) == .milliseconds(190))
+        #expect(state.looksForCampaigns(at: start.clock + .milliseconds(249)) == false)
+        #expect(state.looksForCampaigns(at: start.clock + .milliseconds(250)) == true)
     }
 
     @Test func `after a claim that finds nothing, another look comes first, and soon`() throws {

@@ -89,6 +89,43 @@ private typealias Decisions = `The sender's decisions`
         #expect(!evidence.isOnTrial(.server(main)))
     }
 
+    /// A revoked key that stopped forty topics, or a network that was down, is over for all at once.
+    @Test func `what ends a credential's pause ends it for others with the same key or the same server`() {
+        let keys = ["main": "k1", "twin": "k1", "stranger": "k2"]
+        func paused(_ step: RetryPolicy.Step, _ tokens: Int) -> ResponseEvidence {
+            var evidence = ResponseEvidence(.production) { keys[$0]! }
+            for name in keys.keys {
+                for token in 1...tokens {
+                    _ = evidence.note(
+                        step, of: Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: name),
+                        in: CredentialScope(credential: name, environment: "production"), trial: nil, at: start)
+                }
+            }
+            return evidence
+        }
+        func stillPause(_ step: RetryPolicy.Step, _ tokens: Int) -> [String] {
+            var evidence = paused(step, tokens)
+            #expect(
+                evidence.problems(except: []).count == 3
+                    && WaitingProblem.joined(evidence.problems(except: [])).count == 1)
+            _ = note(accepted, token: 1, topic: "main", trial: .server(main), &evidence, at: .seconds(6))
+            return evidence.problems(except: []).flatMap(\.who)
+        }
+        #expect(stillPause(Self.invalid, 5) == ["stranger, production"])
+        #expect(stillPause(RetryPolicy.Step(.later(.seconds(5), "no connection"), .unreachable), 20) == [])
+    }
+
+    @Test func `one cause is one sentence, whatever the numbers in it, and it says how many more`() {
+        let problems = (1...40).map { WaitingProblem("no connection (", "c\($0)", "), after \($0) ms") }
+        let joined = WaitingProblem.joined(problems + [WaitingProblem("no connection (", "other", "), refused")])
+        #expect(
+            joined.map(\.words) == [
+                "no connection (c1; c2; c3; 37 more), after 1 ms", "no connection (other), refused",
+            ])
+        #expect(joined[0].cause == problems[7].cause && joined[1].cause != joined[0].cause)
+        #expect(WaitingProblem("a 1").cause != WaitingProblem("a 2").cause)
+    }
+
     @Test func `different faults do not add up`() {
         var evidence = ResponseEvidence(.production)
         let sender = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))

@@ -308,6 +308,29 @@ import TokenModel
         #expect(state.problems(at: start.clock + .seconds(4)).isEmpty)
     }
 
+    @Test func `many credentials share the memory, and each goes on`() throws {
+        var state = SendState(limit: 320, timing: .production) { $0.topic }
+        let topics = (1...20).map { TopicScope(environment: "production", topic: "t\($0)") }
+        look(&state, topics)
+        var number: Int64 = 0
+        var held: [Int] = []
+        for turn in state.turns(at: start.clock) {
+            let room = state.room(for: turn)
+            held.append(room)
+            var claim = Outbox.Claim()
+            claim.requests = (0..<room).map { _ in
+                number += 1
+                return Self.claimed(number, String(number + 0x10000, radix: 16) + "0", topic: turn.topic.topic)
+            }
+            _ = state.take(claim, of: turn, at: start.clock)
+        }
+        #expect(held == Array(repeating: 320, count: 4) + Array(repeating: 5, count: 16))
+        #expect(state.turns(at: start.clock).isEmpty, "nobody has room")
+        state.take(
+            [Outbox.DueCampaign(id: 1, topic: TopicScope(environment: "production", topic: "u"))], at: start.clock)
+        #expect(state.turns(at: start.clock).isEmpty, "nor is there room for a batch")
+    }
+
     @Test func `nothing is claimed for a resting server, and the reason is shown`() throws {
         var state = state()
         let requests = (1...20).map { Self.claimed(Int64($0), String($0 + 16, radix: 16)) }

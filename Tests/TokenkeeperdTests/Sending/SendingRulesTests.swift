@@ -116,7 +116,7 @@ import TokenModel
         let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))
         #expect(try outbox.claim(topic, most: 2, backgroundPerHour: 0, on: &daemon).requests.count == 2)
         var pipeline = SendPipeline(
-            [], limit: 10, timing: .production, marks: nil, capacity: 0, audiences: SlowAudiences(),
+            [], EndedClients(), limit: 10, timing: .production, marks: nil, capacity: 0, audiences: SlowAudiences(),
             summary: SendSummary(logger: Logger(label: "test")),
             metrics: SendMetrics())
         try pipeline.reconcile(outbox, on: &daemon)

@@ -292,6 +292,36 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    /// A platform sends for hundreds of apps, each with the key of its own team.
+    @Test func `a hundred credentials need no thread each, and are one line if APNs is away`() throws {
+        let stage = try SendingStage()
+        defer { stage.apns.stop() }
+        let credentials = (1...100).flatMap { number in
+            stage.key.map { $0.replacingOccurrences(of: ".main.", with: ".c\(number).") }.dropLast()
+                + ["credential.c\(number).topics=com.example.a\(number)"]
+        }
+        func send() throws {
+            try stage.database.psql(
+                """
+                INSERT INTO tokenkeeper.send_request (topic, token, payload)
+                SELECT 'com.example.a' || i, lpad(to_hex(i), 8, '0'), '{"aps":{"alert":"x"}}' FROM generate_series(1, 100) AS i
+                """)
+        }
+        try send()
+        let daemon = try stage.daemon(credential: credentials, timing: 0.05)
+        try settle(stage)
+        #expect(try stage.results(200) == 100)
+        let threads = try FileManager.default.contentsOfDirectory(atPath: "/proc/\(daemon.pid)/task").count
+        #expect(threads < 16, "\(threads) threads")
+        #expect(daemon.stop() == 0)
+        stage.apns.stop()
+        try send()
+        let next = try stage.daemon(credential: credentials, timing: 0.05)
+        try eventually("it is shown") { try problems(stage).contains("; 97 more)") }
+        #expect(next.stop() == 0)
+        #expect(next.logged.matches(of: /msg="requests cannot be sent/).count < 5)
+    }
+
     /// A fault that APNs, a server of it or something in between may have at any moment.
     private static func fault(_ request: FakeRequest, seed: UInt64) -> FakeAnswer? {
         if request.connection % 7 == 3 { return .refused(500, "InternalServerError") }

@@ -25,7 +25,7 @@ struct TOMLDocument: Equatable {
     }
 
     /// The most keys and sections. There are some forty settings, and eight more for each credential.
-    static let maximumKeys = 1000
+    static let maximumKeys = 10_000
 
     /// In the order of the text.
     private(set) var entries: [Entry] = []
