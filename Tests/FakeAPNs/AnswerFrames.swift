@@ -42,6 +42,9 @@ extension FakeConnection {
         headers.add(name: ":status", value: status == 200 ? "200" : String(status))
         // It is different in each answer: in the table, it would only push others out.
         headers.add(name: "apns-id", value: apnsID, indexing: .nonIndexable)
+        if core.options.datesAnswers {
+            headers.add(name: "date", value: HTTPDate.text(core.options.now()), indexing: .nonIndexable)
+        }
         if core.options.sandbox {
             headers.add(name: "apns-unique-id", value: identifiers.next(), indexing: .nonIndexable)
         }

@@ -60,6 +60,8 @@ public struct FakeOptions: Sendable {
     public var knownTokens: Set<String>?
     /// Whether answers have `apns-unique-id`, as those of api.sandbox.push.apple.com do.
     public var sandbox = false
+    /// Whether answers have a `date`, by the clock `now`.
+    public var datesAnswers = false
 
     /// SETTINGS_MAX_CONCURRENT_STREAMS. With 1, a connection never has more than one stream.
     public var maximumStreams = 1000

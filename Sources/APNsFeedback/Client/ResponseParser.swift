@@ -7,6 +7,7 @@ struct ResponseParser: Equatable {
     private(set) var length = 0
     private var apnsID: String?
     private var uniqueID: String?
+    private var date: String?
 
     /// How many bytes of a body are kept. APNs sends fewer than 100.
     static let kept = 4096
@@ -23,6 +24,8 @@ struct ResponseParser: Equatable {
             apnsID = Self.identifier(value)
         } else if Self.equal(name, "apns-unique-id") {
             uniqueID = Self.identifier(value)
+        } else if Self.equal(name, "date") {
+            date = Self.identifier(value)
         }
     }
 
@@ -46,7 +49,7 @@ struct ResponseParser: Equatable {
         guard hasFinalStatus else { return nil }
         return PushResponse(
             status: status, body: body.isEmpty ? nil : String(decoding: body, as: UTF8.self), apnsID: apnsID,
-            uniqueID: uniqueID)
+            uniqueID: uniqueID, date: date)
     }
 
     /// Zero unless there are three digits.

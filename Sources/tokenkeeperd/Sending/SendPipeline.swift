@@ -38,6 +38,9 @@ struct SendPipeline {
     var summary: SendSummary
     private let metrics: SendMetrics
     private var faults = SenderFaults()
+    private var clock = ClockWatch()
+    private var otherEnvironment = OtherEnvironment()
+    private let choice: CredentialChoice
     /// By `campaign_id`.
     private var contents: [Int64: Outbox.CampaignContent] = [:]
     /// The campaign that was addressed last.
@@ -75,7 +78,7 @@ struct SendPipeline {
         slots = Slots(capacity: capacity)
         self.summary = summary
         self.metrics = metrics
-        let choice = CredentialChoice(senders.map(\.credential.settings))
+        choice = CredentialChoice(senders.map(\.credential.settings))
         let keys = Dictionary(
             uniqueKeysWithValues: senders.map { ($0.credential.settings.name, $0.credential.settings.key) })
         state = SendState(limit: limit, timing: timing, key: { keys[$0] ?? $0 }, credential: choice.name)
@@ -87,7 +90,13 @@ struct SendPipeline {
         senders.compactMap(\.credential.fault).first(20, of: "credentials").map(WaitingProblem.init)
             + state.waiting(at: .now)
     }
-    var problems: [String] { waiting.map(\.words) + faults.problems }
+    var problems: [String] {
+        waiting.map(\.words) + faults.problems + notices
+    }
+    /// What an operator should know although it keeps nothing waiting.
+    private var notices: [String] {
+        [clock.problem].compactMap { $0 } + otherEnvironment.problems(at: .now).first(20, of: "topics")
+    }
     /// A JSON array that describes the credentials that can be used: see `LoadedCredential`.
     var credentials: String { LoadedCredential.described(senders.map(\.credential)) }
     /// Whether a request has been submitted, and none of its credential has been answered since.
@@ -114,8 +123,9 @@ struct SendPipeline {
         return progress
     }
 
-    /// Looks for servers that blame the sender, and logs what is new.
+    /// Looks for servers that blame the sender, and for notices, and logs what is new.
     mutating func reportFaults() {
+        summary.report(notices: notices)
         for sender in senders {
             for (environment, fault) in sender.client.state.faults {
                 let scope = CredentialScope(
@@ -170,7 +180,13 @@ struct SendPipeline {
     ) throws(DatabaseError) -> Bool {
         for place in ended.take() {
             let sender = senders[place]
-            let outcomes = sender.client.collect()
+            let collected = sender.client.collect()
+            let outcomes = collected.filter { !OtherEnvironment.isTrial($0) }
+            if outcomes.count < collected.count {
+                collected.filter(OtherEnvironment.isTrial).forEach { otherEnvironment.ended($0) }
+            }
+            clock.note(collected, at: .now)
+            for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))
         }
@@ -385,6 +401,13 @@ struct SendPipeline {
             case .logPause(_, let pause, let why): summary.pauses(for: pause, why: why)
             }
         }
+    }
+
+    private mutating func tryOtherEnvironment(after outcome: PushOutcome) {
+        guard let request = otherEnvironment.trial(after: outcome, at: .now),
+            let credential = choice.name(for: request.address.scope)
+        else { return }
+        client(of: credential)?.submit([request])
     }
 
     private func client(of credential: String) -> PushClient? {

@@ -11,6 +11,8 @@ struct SendSummary {
     private var retried = 0
     private var suppressed = 0
     private var loggedAt = ContinuousClock.now
+    /// The topics and the clock that `report(notices:)` has named.
+    private var noticed: Set<String> = []
     /// By their cause.
     private var logged: [String: (at: ContinuousClock.Instant, words: String)] = [:]
 
@@ -91,6 +93,14 @@ struct SendSummary {
         logger.notice(
             "took over the requests of a daemon that has ended; those that were in flight may be sent twice",
             metadata: ["requests": "\(taken.requests)", "in_flight": "\(taken.interrupted)"])
+    }
+
+    /// Logs each notice once, as long as it stays.
+    mutating func report(notices: [String]) {
+        // The numbers in them change.
+        let causes = notices.map { ($0.filter { !$0.isNumber }, $0) }
+        for (cause, words) in causes where !noticed.contains(cause) { logger.warning("\(words)") }
+        noticed = Set(causes.map(\.0))
     }
 
     /// Logs each cause that keeps requests waiting, again every ten minutes while it lasts, and its end.

@@ -67,7 +67,10 @@ import TokenModel
         #expect(turns(&state) == [])
     }
 
-    @Test func `a campaign is claimed from when its rate allows it, and looked for every 50 ms, or 200 ms while there is none`() {
+    @Test
+    func
+        `a campaign is claimed from when its rate allows it, and looked for every 50 ms, or 200 ms while there is none`()
+    {
         var state = state([campaign(1, dueIn: .milliseconds(30))])
         #expect(turns(&state) == [])
         #expect(state.pause(at: start.clock) == .milliseconds(30))

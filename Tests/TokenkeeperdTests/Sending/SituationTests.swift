@@ -292,6 +292,56 @@ import Testing
         #expect(daemon.stop() == 0)
     }
 
+    /// OneSignal-Cordova-SDK#483, maple#524: tokens of development builds, registered as production.
+    @Test func `tokens of the other environment are recognized by a few tries that show nothing`() throws {
+        let sandbox = try SendingStage { $0.sandbox = true }
+        defer { sandbox.apns.stop() }
+        let stage = try SendingStage { _ in
+        } answer: {
+            $0.token.map { $0 > SendingStage.token(20) } == true ? nil : .refused(400, "BadDeviceToken")
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...60)
+        try stage.enqueue()
+        let daemon = try stage.daemon(["send.sandbox_server=localhost:\(sandbox.apns.port)"])
+        try stage.settled()
+        let found = "knows 3 of 3 that were tried in sandbox: these are sandbox tokens"
+        try eventually("it is shown") { try problems(stage).contains(found) }
+        try eventually("it is logged") { daemon.logged.contains(found) }
+        let tries = sandbox.apns.records.exchanges.map(\.request)
+        #expect(tries.count == 3 && Set(tries.map(\.token)).count == 3)
+        #expect(tries.allSatisfy { $0.pushType == "background" && $0.priority == "5" && $0.expiration == "0" })
+        #expect(try stage.results(200) == 40 && stage.results(400) == 20)
+        #expect(try stage.count("token", "environment = 'sandbox'") == 0, "the tries are nobody's results")
+        #expect(daemon.stop() == 0)
+    }
+
+    /// node-apn#590, bark-server#76: the clock of a machine is wrong, and APNs refuses each provider token.
+    @Test(arguments: [-2, 2])
+    func `a wrong clock is named, by the date of APNs' responses`(hours: Int64) throws {
+        let ahead = Atomic<Int64>(hours * 3_600_000)
+        let now: @Sendable () -> Int64 = { FakeOptions.systemClock() - ahead.load(ordering: .relaxed) }
+        let stage = try SendingStage {
+            $0.datesAnswers = true
+            $0.now = now
+        }
+        defer { stage.apns.stop() }
+        try stage.register(1...20)
+        try stage.enqueue()
+        let daemon = try stage.daemon(timing: 0.05)
+        let found = "the clock of this machine is 2h \(hours > 0 ? "ahead of" : "behind") APNs'"
+        try eventually("it is shown") {
+            try hurry(stage)
+            return try problems(stage).contains(found)
+        }
+        ahead.store(0, ordering: .relaxed)
+        try settle(stage)
+        #expect(try stage.results(200) == 20 && stage.count("failed_send") == 0)
+        try eventually("it is shown no more") { try !problems(stage).contains("the clock") }
+        #expect(daemon.logged.contains(found))
+        #expect(daemon.stop() == 0)
+    }
+
     /// A platform sends for hundreds of apps, each with the key of its own team.
     @Test func `a hundred credentials need no thread each, and are one line if APNs is away`() throws {
         let stage = try SendingStage()
