@@ -182,9 +182,7 @@ struct SendPipeline {
             let sender = senders[place]
             let collected = sender.client.collect()
             let outcomes = collected.filter { !OtherEnvironment.isTrial($0) }
-            if outcomes.count < collected.count {
-                collected.filter(OtherEnvironment.isTrial).forEach { otherEnvironment.ended($0) }
-            }
+            for trial in collected where OtherEnvironment.isTrial(trial) { otherEnvironment.ended(trial) }
             clock.note(collected, at: .now)
             for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)
