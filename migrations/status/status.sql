@@ -265,6 +265,17 @@ WITH latest AS (
               WHERE t.fault IS NOT NULL OR t.failed_at > clock_timestamp() - interval '1 day' OR t.differences > 0
                  OR greatest(t.attached_at, t.checked_at) < clock_timestamp() - interval '2 days') AS f
           WHERE f.nth <= 2 ORDER BY f.name LIMIT 20) AS a
+), stray AS (
+    -- A dump from elsewhere has brought them, and nobody knows the source of what they queue.
+    SELECT array_agg(format('the table %s has triggers of an attachment that this database does not know, and what they queue is rejected; let its owner run '
+                            || CASE WHEN t.name LIKE '%`%' THEN 'tokenkeeper.detach' ELSE '`SELECT tokenkeeper.detach(%L)`' END,
+                            tokenkeeper.without_backticks(t.name), t.name) ORDER BY t.name) AS words
+    FROM (SELECT DISTINCT regexp_replace(format('%I.%I', n.nspname, c.relname), '[[:cntrl:]]', '?', 'g') AS name
+          FROM pg_trigger AS g JOIN pg_class AS c ON c.oid = g.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+          WHERE g.tgparentid = 0 AND g.tgname ~ '^tokenkeeper_(insert|update|delete)_[0-9]+$'
+            AND NOT EXISTS (SELECT FROM tokenkeeper.attached_table AS a
+                            WHERE a.table_id = c.oid AND a.source_id::text = substring(g.tgname FROM '[0-9]+$'))
+          ORDER BY 1 LIMIT 20) AS t
 ), stuck AS (
     -- A paused topic has a warning of its own.
     SELECT array_agg(c.words ORDER BY c.due_at)
@@ -345,7 +356,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || waves.words || tokenkeeper.loss_warnings() || refused.words || cached.words || crowded.words || unreported.words || locked.words || undoing.words
-           || expiring.words || problematic.words || chores.words || attached.words || stuck.new
+           || expiring.words || problematic.words || chores.words || attached.words || stray.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
@@ -371,6 +382,7 @@ CROSS JOIN expiring
 CROSS JOIN problematic
 CROSS JOIN chores
 CROSS JOIN attached
+CROSS JOIN stray
 CROSS JOIN stuck
 CROSS JOIN tokens
 CROSS JOIN rejected
