@@ -6,11 +6,11 @@ internal import CCurl
 /// allows `curl_multi_wakeup` from any thread. The reference keeps the handle alive until the last call returns.
 @safe final class MultiHandle: @unchecked Sendable {
     private let handle: UnsafeMutableRawPointer
-    /// The connections that are not open yet.
-    private var underway: Set<ObjectIdentifier> = []
+    /// The connections that are not open yet, and their servers.
+    private var underway: [ObjectIdentifier: PushServer] = [:]
 
-    /// How many connections may be in the making. libcurl starts a thread for each name that it resolves.
-    private static let mostUnderway = 16
+    /// How many connections to one server may be in the making. libcurl starts a thread for each name that it resolves.
+    private static let mostUnderway = 12
 
     /// libcurl's initialization, which happens once per process.
     private static let isReady: Bool = ck_global_init() == CURLE_OK
@@ -30,8 +30,10 @@ internal import CCurl
         unsafe curl_multi_wakeup(handle)
     }
 
-    /// Whether another connection may be added now.
-    var hasRoom: Bool { underway.count < Self.mostUnderway }
+    /// Whether another connection to a server may be added now.
+    func hasRoom(for server: PushServer) -> Bool {
+        underway.isEmpty || underway.values.count { $0 == server } < Self.mostUnderway
+    }
 
     /// Begins to connect.
     ///
@@ -39,13 +41,13 @@ internal import CCurl
     func add(_ connection: TLSConnection) -> String? {
         let code = unsafe curl_multi_add_handle(handle, connection.easy)
         if code != CURLM_OK { return unsafe String(cString: curl_multi_strerror(code)) }
-        underway.insert(ObjectIdentifier(connection))
+        underway[ObjectIdentifier(connection)] = connection.server
         return nil
     }
 
     /// Closes a connection, or stops connecting.
     func remove(_ connection: TLSConnection) {
-        underway.remove(ObjectIdentifier(connection))
+        underway[ObjectIdentifier(connection)] = nil
         unsafe curl_multi_remove_handle(handle, connection.easy)
     }
 
@@ -60,7 +62,7 @@ internal import CCurl
             guard unsafe message.pointee.msg == CURLMSG_DONE, let easy = unsafe message.pointee.easy_handle,
                 let connection = unsafe TLSConnection.of(easy)
             else { continue }
-            underway.remove(ObjectIdentifier(connection))
+            underway[ObjectIdentifier(connection)] = nil
             unsafe ended.append((connection, message.pointee.data.result))
         }
         return ended

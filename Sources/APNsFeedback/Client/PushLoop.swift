@@ -34,17 +34,21 @@ struct PushLoop {
                 work.turn(at: now, time, stoodStill: stoodStill, isTick: isTick, judges: now >= judgesFrom)
             }
             works.removeAll(where: \.isOver)
+            // Another one is the first to get a place for a connection.
+            if isTick, let first = works.first { works = works.dropFirst() + [first] }
             wait(tick: tick, after: now)
         }
     }
 
     private func wait(tick: Duration, after now: ContinuousClock.Instant) {
-        if works.isEmpty || works.contains(where: \.hasNews) { return }
+        if works.isEmpty { return }
         let links = works.map(\.links)
         var sockets = links.flatMap { $0.map(\.poll) }
         let until = works.compactMap { $0.wakesAt(tick: tick) }.min()
+        // Even if one client has more to read, the others must get theirs.
+        let hasNews = works.contains(where: \.hasNews)
         let pause = until.map { now.duration(to: $0) } ?? .seconds(60)
-        multi.wait(for: &sockets, milliseconds: pause.wholeMilliseconds)
+        multi.wait(for: &sockets, milliseconds: hasNews ? 0 : pause.wholeMilliseconds)
         var rest = sockets[...]
         for (work, links) in zip(works, links) {
             work.polled(links, rest.prefix(links.count))

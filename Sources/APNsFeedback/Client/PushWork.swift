@@ -116,7 +116,7 @@ final class PushWork {
         while goesOn {
             goesOn = false
             perform(scope)
-            while let step = scope.pool.next(at: now, mayConnect: multi.hasRoom) {
+            while let step = scope.pool.next(at: now, mayConnect: multi.hasRoom(for: scope.pool.server)) {
                 goesOn = true
                 switch step {
                 case .connect(let number): connect(number, scope)

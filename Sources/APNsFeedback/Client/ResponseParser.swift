@@ -1,3 +1,6 @@
+internal import CCurl
+internal import TokenModel
+
 /// Collects a response field by field and piece by piece. Accepts whatever a server sends.
 struct ResponseParser: Equatable {
     /// The status of the last head; zero before the first.
@@ -7,7 +10,7 @@ struct ResponseParser: Equatable {
     private(set) var length = 0
     private var apnsID: String?
     private var uniqueID: String?
-    private var date: String?
+    private var answeredAt: Instant?
 
     /// How many bytes of a body are kept. APNs sends fewer than 100.
     static let kept = 4096
@@ -25,7 +28,7 @@ struct ResponseParser: Equatable {
         } else if Self.equal(name, "apns-unique-id") {
             uniqueID = Self.identifier(value)
         } else if Self.equal(name, "date") {
-            date = Self.identifier(value)
+            answeredAt = Self.instant(value)
         }
     }
 
@@ -49,7 +52,7 @@ struct ResponseParser: Equatable {
         guard hasFinalStatus else { return nil }
         return PushResponse(
             status: status, body: body.isEmpty ? nil : String(decoding: body, as: UTF8.self), apnsID: apnsID,
-            uniqueID: uniqueID, date: date)
+            uniqueID: uniqueID, answeredAt: answeredAt)
     }
 
     /// Zero unless there are three digits.
@@ -69,6 +72,13 @@ struct ResponseParser: Equatable {
         guard name.count == text.count else { return false }
         for place in 0..<text.count where name[place] != text[place] { return false }
         return true
+    }
+
+    /// The time in a `date` header. Nil unless it lies between 1970 and 9999.
+    private static func instant(_ text: Span<UInt8>) -> Instant? {
+        guard let text = identifier(text) else { return nil }
+        let seconds = unsafe Int64(curl_getdate(text, nil))
+        return 0..<253_402_300_800 ~= seconds ? Instant(microseconds: seconds * 1_000_000) : nil
     }
 
     private static func identifier(_ text: Span<UInt8>) -> String? {

@@ -15,6 +15,7 @@ internal import TokenModel
     }
 
     let number: Int
+    let server: PushServer
     let easy: UnsafeMutableRawPointer
     private let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
     private let trace: TraceSink?
@@ -33,6 +34,7 @@ internal import TokenModel
         guard let easy = unsafe curl_easy_init() else { throw Failure(message: "out of memory") }
         unsafe self.easy = easy
         self.number = number
+        self.server = server
         self.trace = trace
         keyPEM = identity.keyPEM
         proxyName = options.route.proxyName

@@ -1,4 +1,3 @@
-internal import CCurl
 public import TokenModel
 
 /// A response of the server, as received.
@@ -10,24 +9,18 @@ public struct PushResponse: Sendable, Equatable {
     public var apnsID: String?
     /// The `apns-unique-id` header, which the sandbox sends: at most 100 bytes of printable ASCII.
     public var uniqueID: String?
-    /// The `date` header, as the server wrote it: at most 100 bytes of printable ASCII.
-    public var date: String?
+    /// The `date` header: when the server answered, to the second. Nil if there is none.
+    public var answeredAt: Instant?
 
     public init(
-        status: Int32, body: String? = nil, apnsID: String? = nil, uniqueID: String? = nil, date: String? = nil
+        status: Int32, body: String? = nil, apnsID: String? = nil, uniqueID: String? = nil,
+        answeredAt: Instant? = nil
     ) {
         self.status = status
         self.body = body
         self.apnsID = apnsID
         self.uniqueID = uniqueID
-        self.date = date
-    }
-
-    /// When the server says that it answered, to the second; nil if it does not say.
-    public var answeredAt: Instant? {
-        guard let date else { return nil }
-        let seconds = unsafe curl_getdate(date, nil)
-        return seconds < 0 ? nil : Instant(microseconds: Int64(seconds) * 1_000_000)
+        self.answeredAt = answeredAt
     }
 
     /// The reason in the body, as the server wrote it: at most 100 characters. Nil if there is none.

@@ -123,7 +123,8 @@ public struct Outbox: Sendable {
     /// What to claim of one topic. See the parameters of `claim`.
     public struct Asked: Sendable {
         var scope: TopicScope
-        var most: Int
+        /// The most requests: 1 or more.
+        public var most: Int
         var since: Instant
 
         public init(_ scope: TopicScope, most: Int, since: Instant = .distantPast) {

@@ -1,6 +1,6 @@
 internal import TokenModel
 
-/// Which credential serves a topic. Remembers the answers: with hundreds of credentials, each look at all of them takes long. Belongs to one
+/// Which credential serves a topic. Remembers the answers: to compare hundreds of credentials takes long. Belongs to one
 /// thread.
 final class CredentialChoice {
     private let settings: [CredentialSettings]

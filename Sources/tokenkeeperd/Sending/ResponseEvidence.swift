@@ -132,18 +132,17 @@ struct ResponseEvidence {
         guard let ended = suspicions.removeValue(forKey: subject), ended.until != nil, case .server(let scope) = subject
         else { return }
         suspicions = suspicions.filter { other, suspicion in
-            guard case .server(let scope2) = other, suspicion.until != nil else { return true }
-            return !haveOneCause(scope, scope2, ended.kind, suspicion.kind)
+            guard case .server(let another) = other, suspicion.until != nil else { return true }
+            return !haveOneCause(scope, another, ended.kind, suspicion.kind)
         }
     }
 
-    /// Whether what ended one credential's pause ends the other's: they have one network, or one key.
-    private func haveOneCause(_ one: CredentialScope, _ other: CredentialScope, _ kind: Kind, _ otherKind: Kind) -> Bool
-    {
-        if kind == .sender || otherKind == .sender {
-            return kind == otherKind && key(one.credential) == key(other.credential)
-        }
-        return one.environment == other.environment
+    /// Whether what ended one credential's pause ends the other's: they have one server and one kind of trouble, and one key if that was refused.
+    private func haveOneCause(
+        _ one: CredentialScope, _ other: CredentialScope, _ kind: Kind, _ otherKind: Kind
+    ) -> Bool {
+        one.environment == other.environment && kind == otherKind
+            && (kind != .sender || key(one.credential) == key(other.credential))
     }
 
     private mutating func suspect(

@@ -91,11 +91,11 @@ struct SendPipeline {
             + state.waiting(at: .now)
     }
     var problems: [String] {
-        waiting.map(\.words) + faults.problems + notices
+        waiting.map(\.words) + faults.problems + notices.map(\.words)
     }
     /// What an operator should know although it keeps nothing waiting.
-    private var notices: [String] {
-        [clock.problem].compactMap { $0 } + otherEnvironment.problems(at: .now).first(20, of: "topics")
+    private var notices: [WaitingProblem] {
+        [clock.problem].compactMap { $0 } + otherEnvironment.problems(at: .now)
     }
     /// A JSON array that describes the credentials that can be used: see `LoadedCredential`.
     var credentials: String { LoadedCredential.described(senders.map(\.credential)) }
@@ -183,7 +183,7 @@ struct SendPipeline {
             let collected = sender.client.collect()
             let outcomes = collected.filter { !OtherEnvironment.isTrial($0) }
             for trial in collected where OtherEnvironment.isTrial(trial) { otherEnvironment.ended(trial) }
-            clock.note(collected, at: .now)
+            clock.note(outcomes, at: .now)
             for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))
@@ -328,9 +328,7 @@ struct SendPipeline {
         var result = turns.isEmpty ? Claimed.none : .dueOnly
         for group in Self.groups(turns) {
             if group.count > 1 {
-                let asked = group.map {
-                    Outbox.Asked($0.topic, most: state.room(for: $0), since: state.claimsFrom($0, at: now))
-                }
+                let asked = state.asked(group, at: now)
                 do throws(DatabaseError) {
                     let claims = try outbox.claim(asked, backgroundPerHour: backgroundPerHour, on: &connection)
                     for (turn, claim) in zip(group, claims) where take(claim, of: turn, at: now) { result = .some }
@@ -402,10 +400,13 @@ struct SendPipeline {
     }
 
     private mutating func tryOtherEnvironment(after outcome: PushOutcome) {
-        guard let request = otherEnvironment.trial(after: outcome, at: .now),
-            let credential = choice.name(for: request.address.scope)
+        guard let topic = OtherEnvironment.topic(toTryAfter: outcome), let credential = choice.name(for: topic),
+            // A certificate may be for one environment only.
+            let sender = senders.first(where: { $0.credential.settings.name == credential }),
+            sender.credential.settings.keyFile != nil, !state.isOnTrial(topic),
+            let request = otherEnvironment.trial(after: outcome, at: .now)
         else { return }
-        client(of: credential)?.submit([request])
+        sender.client.submit([request])
     }
 
     private func client(of credential: String) -> PushClient? {

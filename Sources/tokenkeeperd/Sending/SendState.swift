@@ -93,7 +93,13 @@ struct SendState {
     func waiting(at now: ContinuousClock.Instant) -> [WaitingProblem] {
         let unanswered = unanswered.problems(at: now)
         return blockedSources.map(WaitingProblem.init) + WaitingProblem.joined(unanswered.map(\.problem))
-            + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope)))
+            + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope))).first(20)
+    }
+
+    /// Whether a topic or its credential pauses, or is tried after a pause.
+    func isOnTrial(_ topic: TopicScope) -> Bool {
+        let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+        return evidence.isOnTrial(.topic(topic)) || evidence.isOnTrial(.server(scope))
     }
 
     /// Whether a server or a topic pauses, or is tried after a pause.
@@ -433,7 +439,8 @@ struct SendState {
         let trial = subjects.first { evidence.isOnTrial($0) }
         if let trial, trials.isUnderWay(trial) { return nil }
         let hasRoom = room(in: scope) >= (trial != nil ? 1 : leastRoom)
-        if source.campaign != nil, trial == nil, roomOfAll <= 0 { return nil }
+        // A batch is larger than a small share. Each credential may have one.
+        if source.campaign != nil, trial == nil, roomOfAll <= 0, requests[scope]?.isEmpty == false { return nil }
         return hasRoom && !blocked.isBlocked(source, at: now)
             && !subjects.contains { evidence.isPausing($0, at: now) } && !paced.isLate(source, at: now)
             ? Turn(source: source, scope: scope, trial: trial) : nil
@@ -449,6 +456,18 @@ struct SendState {
 
     /// All credentials together hold what so many of them may hold alone, and then a small share of it each.
     private static let (mostAtOnce, leastShare) = (4, 64)
+
+    /// What the turns of one transaction ask for. Together they ask for no more than there is room for, and each for a small share at least.
+    mutating func asked(_ group: some Sequence<Turn>, at now: ContinuousClock.Instant) -> [Outbox.Asked] {
+        var left = roomOfAll
+        var asked: [Outbox.Asked] = []
+        for turn in group {
+            let most = min(room(for: turn), max(left, limit / Self.leastShare, 1))
+            left -= most
+            asked.append(Outbox.Asked(turn.topic, most: most, since: claimsFrom(turn, at: now)))
+        }
+        return asked
+    }
 
     /// How many requests a turn may claim: its share of the room that the earlier turns have left. A campaign gets a whole batch or
     /// nothing, and then it is the first of a later round.

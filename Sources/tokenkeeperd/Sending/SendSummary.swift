@@ -11,7 +11,7 @@ struct SendSummary {
     private var retried = 0
     private var suppressed = 0
     private var loggedAt = ContinuousClock.now
-    /// The topics and the clock that `report(notices:)` has named.
+    /// The causes of the notices that were logged.
     private var noticed: Set<String> = []
     /// By their cause.
     private var logged: [String: (at: ContinuousClock.Instant, words: String)] = [:]
@@ -96,11 +96,9 @@ struct SendSummary {
     }
 
     /// Logs each notice once, as long as it stays.
-    mutating func report(notices: [String]) {
-        // The numbers in them change.
-        let causes = notices.map { ($0.filter { !$0.isNumber }, $0) }
-        for (cause, words) in causes where !noticed.contains(cause) { logger.warning("\(words)") }
-        noticed = Set(causes.map(\.0))
+    mutating func report(notices: [WaitingProblem]) {
+        for notice in notices where !noticed.contains(notice.cause) { logger.warning("\(notice.words)") }
+        noticed = Set(notices.map(\.cause))
     }
 
     /// Logs each cause that keeps requests waiting, again every ten minutes while it lasts, and its end.

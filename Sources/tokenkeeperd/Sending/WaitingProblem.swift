@@ -1,4 +1,4 @@
-/// Why requests wait: a sentence about one or more credentials or topics. Pure.
+/// Why requests wait, or what else an operator should know: a sentence about one or more credentials or topics. Pure.
 struct WaitingProblem: Equatable {
     var before: String
     /// Whom it concerns, in order. Empty if the sentence is about nobody in particular.
@@ -8,14 +8,19 @@ struct WaitingProblem: Equatable {
     /// How many are named.
     private static let named = 3
 
-    init(_ words: String) { before = words }
+    /// The same as long as the reason is the same, whomever it concerns.
+    let cause: String
 
-    init(_ before: String, _ who: String, _ after: String) {
-        (self.before, self.who, self.after) = (before, [who], after)
+    init(_ words: String) {
+        before = words
+        cause = words
     }
 
-    /// The same as long as the reason is the same, whomever it concerns. The numbers in an error message, such as a duration, change each time.
-    var cause: String { who.isEmpty ? before : (before + after).filter { !$0.isNumber } }
+    /// - Parameter cause: Nil for the sentence without its numbers: those in an error message, such as a duration, change each time.
+    init(_ before: String, _ who: String, _ after: String, cause: String? = nil) {
+        (self.before, self.who, self.after) = (before, [who], after)
+        self.cause = cause ?? (before + after).filter { !$0.isNumber }
+    }
 
     var words: String {
         let more = who.count > Self.named ? ["\(who.count - Self.named) more"] : []
@@ -35,5 +40,13 @@ struct WaitingProblem: Equatable {
             }
         }
         return joined
+    }
+}
+
+extension [WaitingProblem] {
+    /// The first ones, and a sentence that says how many more there are.
+    func first(_ most: Int) -> [WaitingProblem] {
+        count > most
+            ? prefix(most) + [WaitingProblem("", "\(count - most)", " more causes keep requests waiting")] : self
     }
 }

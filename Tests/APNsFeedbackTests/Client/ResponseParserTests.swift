@@ -1,4 +1,5 @@
 import Testing
+import TokenModel
 
 @testable import APNsFeedback
 
@@ -25,6 +26,18 @@ import Testing
     @Test(arguments: ["", "x", "-50", "20", "2000", "99999999999999999999", "\u{0}\u{1}\u{2}", "２００"])
     func `an invalid status is refused`(_ text: String) {
         #expect(answer([(":status", text)]).answer == nil)
+    }
+
+    /// libcurl reads years that no clock has.
+    @Test(
+        arguments: [
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777), ("Sun, 06 Nov 2000000000 08:49:37 GMT", nil),
+            ("yesterday", nil),
+            ("Sun, 06 Nov 1900 08:49:37 GMT", nil), ("", nil),
+        ] as [(String, Int64?)])
+    func `the date is read, or is none`(text: String, seconds: Int64?) {
+        let found = answer([(":status", "200"), ("date", text)])
+        #expect(found.answer?.answeredAt == seconds.map { Instant(microseconds: $0 * 1_000_000) })
     }
 
     @Test func `an identifier is cut to 100 bytes of printable ASCII`() {

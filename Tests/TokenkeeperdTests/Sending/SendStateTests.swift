@@ -314,7 +314,9 @@ import TokenModel
         look(&state, topics)
         var number: Int64 = 0
         var held: [Int] = []
-        for turn in state.turns(at: start.clock) {
+        let turns = state.turns(at: start.clock)
+        let asked = state.asked(turns, at: start.clock).map(\.most)
+        for turn in turns {
             let room = state.room(for: turn)
             held.append(room)
             var claim = Outbox.Claim()
@@ -325,10 +327,13 @@ import TokenModel
             _ = state.take(claim, of: turn, at: start.clock)
         }
         #expect(held == Array(repeating: 320, count: 4) + Array(repeating: 5, count: 16))
+        #expect(asked == held, "also if one transaction claims them all")
         #expect(state.turns(at: start.clock).isEmpty, "nobody has room")
-        state.take(
-            [Outbox.DueCampaign(id: 1, topic: TopicScope(environment: "production", topic: "u"))], at: start.clock)
-        #expect(state.turns(at: start.clock).isEmpty, "nor is there room for a batch")
+        let campaigns = [topics[0], TopicScope(environment: "production", topic: "u")].enumerated().map {
+            Outbox.DueCampaign(id: Int64($0 + 1), topic: $1)
+        }
+        state.take(campaigns, at: start.clock)
+        #expect(state.turns(at: start.clock).map(\.source.campaign) == [2], "a credential with nothing gets its batch")
     }
 
     @Test func `nothing is claimed for a resting server, and the reason is shown`() throws {

@@ -305,7 +305,7 @@ import Testing
         try stage.enqueue()
         let daemon = try stage.daemon(["send.sandbox_server=localhost:\(sandbox.apns.port)"])
         try stage.settled()
-        let found = "knows 3 of 3 that were tried in sandbox: these are sandbox tokens"
+        let found = "knows 3 of 3 that were tried in the sandbox: these are sandbox tokens"
         try eventually("it is shown") { try problems(stage).contains(found) }
         try eventually("it is logged") { daemon.logged.contains(found) }
         let tries = sandbox.apns.records.exchanges.map(\.request)
