@@ -20,7 +20,7 @@ struct Stopwatch {
 
     private static let drainThreads: Set = ["drain", "backlog"]
     /// That of the credential `main`.
-    private static let clientThreads: Set = ["apns main"]
+    private static let clientThreads: Set = ["apns"]
 
     private static func seconds(ofThreads names: Set<String>, _ daemons: [MeasuredDaemon]) -> Double {
         daemons.reduce(0) { $0 + ProcessorTime.seconds(ofThreads: names, of: $1.pid) }
