@@ -19,7 +19,7 @@ struct Stopwatch {
     }
 
     private static let drainThreads: Set = ["drain", "backlog"]
-    /// That of the credential `main`.
+    /// That of all APNs clients.
     private static let clientThreads: Set = ["apns"]
 
     private static func seconds(ofThreads names: Set<String>, _ daemons: [MeasuredDaemon]) -> Double {

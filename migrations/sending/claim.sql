@@ -282,7 +282,7 @@ BEGIN
                   r.refusals > 0 AND EXISTS (
                       SELECT FROM tokenkeeper.result_count AS n
                       WHERE n.topic = the_topic AND n.environment = the_environment AND n.status = 200
-                        AND n.hour >= date_trunc('hour', now() - interval '10 minutes')) AS others_accepted
+                        AND n.hour >= greatest(date_trunc('hour', now() - interval '10 minutes'), r.first_sent_at)) AS others_accepted
     ), paced AS (
         -- As take_topic_slots. Only what is sent takes slots.
         UPDATE tokenkeeper.topic_rate AS r

@@ -46,7 +46,7 @@ public struct RetryPolicy: Sendable, Equatable {
     ///
     /// The numbers are ours (docs/decisions/sending.md): five tokens cannot be one person's mistake, and APNs refuses single requests for minutes while it accepts
     /// others (apnotic#109, dotAPNS#128). Errors of a server and of messages come in bursts, so they need more. A server that cannot be reached is tried every
-    /// 15 seconds, because nothing else shows that it is back.
+    /// 15 seconds, because nothing else shows that it is back, and so are messages, because those of other programs are good.
     public struct Evidence: Sendable, Equatable {
         public var tokens: Int
         public var pause: Backoff
@@ -57,8 +57,8 @@ public struct RetryPolicy: Sendable, Equatable {
             switch blame {
             case .nobody, .token: return nil
             case .topic, .sender, .foreign: (tokens, pause) = (5, usual)
-            case .message, .server: (tokens, pause) = (20, usual)
-            case .unreachable: (tokens, pause) = (20, Backoff(from: .seconds(5), to: .seconds(15)))
+            case .server: (tokens, pause) = (20, usual)
+            case .message, .unreachable: (tokens, pause) = (20, Backoff(from: .seconds(5), to: .seconds(15)))
             }
         }
     }

@@ -9,7 +9,8 @@ internal import TokenModel
 ///   names, and no request was accepted meanwhile.
 /// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all, also
 ///   for other credentials with the same cause: the same environment's server, or the same key.
-/// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted within ten minutes before;
+/// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and within
+///   ten minutes;
 ///   after five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
 /// - While a credential pauses, no refusal counts: if nothing is accepted, nothing fails.
 struct ResponseEvidence {
@@ -62,15 +63,17 @@ struct ResponseEvidence {
         }
     }
 
-    /// - Parameter trial: The subject whose trial the request was.
+    /// - Parameters:
+    ///   - trial: The subject whose trial the request was.
+    ///   - age: How long ago the request was first sent.
     mutating func note(
         _ step: RetryPolicy.Step, of claimed: ClaimedRequest, in scope: CredentialScope, trial: Subject?,
-        at now: ContinuousClock.Instant
+        age: Duration, at now: ContinuousClock.Instant
     ) -> Finding {
         let topic = claimed.request.address.scope
         var finding = Finding(fate: step.fate)
         // Before this outcome is noted: it may be the last that it takes.
-        let isOdd = step.blame.isRefusal && countsAgainst(claimed, step.blame, in: scope, at: now)
+        let isOdd = step.blame.isRefusal && countsAgainst(claimed, step.blame, in: scope, age: age, at: now)
         if isOdd, let error = step.fate.error {
             let count = claimed.refusals + 1
             finding.fate =
@@ -107,15 +110,21 @@ struct ResponseEvidence {
 
     /// Whether a refusal counts against its request, as far as this daemon sees.
     private func countsAgainst(
-        _ claimed: ClaimedRequest, _ blame: RetryPolicy.Blame, in scope: CredentialScope,
+        _ claimed: ClaimedRequest, _ blame: RetryPolicy.Blame, in scope: CredentialScope, age: Duration,
         at now: ContinuousClock.Instant
     ) -> Bool {
         let topic = claimed.request.address.scope
-        guard claimed.othersAccepted || wasAccepted(topic, at: now), !isOnTrial(.server(scope)) else { return false }
+        // What was accepted before this request was sent says nothing: APNs may refuse everything since.
+        let othersAccepted = accepted[topic].map { $0.at.duration(to: now) < age + Self.atOnce } ?? false
+        guard claimed.othersAccepted || (othersAccepted && wasAccepted(topic, at: now)), !isOnTrial(.server(scope))
+        else { return false }
         // Whatever a topic's few odd ones do, its pause must end.
         if case .topic = blame, claimed.refusals > 0 { return true }
         return !isOnTrial(.topic(topic))
     }
+
+    /// Responses that are so close count as of one moment.
+    private static let atOnce: Duration = .seconds(10)
 
     private func wasAccepted(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Bool {
         accepted[topic].map { $0.at.duration(to: now) < RetryPolicy.acceptedWithin } ?? false

@@ -141,7 +141,9 @@ struct SendState {
                 after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
                 now: now.timeOfDay)
             let trial = trials.trial(of: address, in: scope)
-            let finding = evidence.note(step, of: claimed, in: scope, trial: trial, at: now.clock)
+            let age = now.timeOfDay.microseconds - claimed.firstSentAt.microseconds
+            let finding = evidence.note(
+                step, of: claimed, in: scope, trial: trial, age: .microseconds(age), at: now.clock)
             step.fate = finding.fate
             unwritten.add(RequestEnding(of: claimed, outcome, step))
             counts.add(outcome, step.fate, in: scope)

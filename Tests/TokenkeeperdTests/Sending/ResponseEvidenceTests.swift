@@ -31,12 +31,13 @@ private typealias Decisions = `The sender's decisions`
 
     private func note(
         _ step: RetryPolicy.Step, token: Int, topic: String = "a", refusals: Int = 0, othersAccepted: Bool = false,
-        trial: ResponseEvidence.Subject? = nil, _ evidence: inout ResponseEvidence, at time: Duration = .zero
+        trial: ResponseEvidence.Subject? = nil, age: Duration = .seconds(3600), _ evidence: inout ResponseEvidence,
+        at time: Duration = .zero
     ) -> ResponseEvidence.Finding {
         var claimed = Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: topic)
         claimed.refusals = refusals
         claimed.othersAccepted = othersAccepted
-        return evidence.note(step, of: claimed, in: main, trial: trial, at: start + time)
+        return evidence.note(step, of: claimed, in: main, trial: trial, age: age, at: start + time)
     }
 
     @Test(arguments: kinds.indices)
@@ -64,7 +65,7 @@ private typealias Decisions = `The sender's decisions`
         var evidence = ResponseEvidence(.production)
         for token in 1...tokens { _ = note(step, token: token, &evidence) }
         var time = Duration.seconds(5)
-        let most: Duration = step.blame == .unreachable ? .seconds(15) : .seconds(300)
+        let most: Duration = step.blame == .unreachable || step.blame == .message("w") ? .seconds(15) : .seconds(300)
         for expected in [10, 20, 40, 80, 160, 300, 300].map({ min(Duration.seconds($0), most) }) {
             for token in 1...50 {
                 #expect(note(step, token: token, &evidence, at: time).pause == nil, "it was in flight")
@@ -98,7 +99,8 @@ private typealias Decisions = `The sender's decisions`
                 for token in 1...tokens {
                     _ = evidence.note(
                         step, of: Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: name),
-                        in: CredentialScope(credential: name, environment: "production"), trial: nil, at: start)
+                        in: CredentialScope(credential: name, environment: "production"), trial: nil, age: .zero,
+                        at: start)
                 }
             }
             return evidence
@@ -156,6 +158,9 @@ private typealias Decisions = `The sender's decisions`
                 note(refused, token: 3, refusals: 4, &evidence, at: .seconds(601)).fate == refused.fate,
                 "that was long ago")
         }
+        #expect(
+            note(refused, token: 3, age: .seconds(100), &evidence, at: .seconds(111)).fate == refused.fate,
+            "nothing was accepted since it was first sent")
         #expect(
             note(refused, token: 3, refusals: 3, othersAccepted: true, &evidence, at: .seconds(601)).fate
                 != refused.fate, "another daemon has seen one")
