@@ -24,8 +24,7 @@ public struct DatabaseCheck: Sendable {
     /// - Parameter lockTimeout: The setting `drain.lock_timeout`.
     public static func all(lockTimeout: Duration) -> [DatabaseCheck] {
         [
-            roles, owner, rights, searchPath, daemons, warnings, publications, slots, oldTransactions,
-            prepared,
+            roles, owner, rights, searchPath, daemons, warnings, publications, slots, oldTransactions, prepared,
             autovacuum,
             deadRows,
             freezing,

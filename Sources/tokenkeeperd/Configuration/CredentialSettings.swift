@@ -78,16 +78,14 @@ struct CredentialSettings: Equatable, Sendable {
         }
     }
 
-    /// The candidate that fits a topic best; nil if none fits.
-    static func best<Candidate>(
-        of candidates: [Candidate], for scope: TopicScope, settings: (Candidate) -> CredentialSettings
-    ) -> Candidate? {
-        var best: (candidate: Candidate, fit: Int)?
-        for candidate in candidates {
-            guard let fit = settings(candidate).fit(scope) else { continue }
-            if fit > best?.fit ?? -1 { best = (candidate, fit) }
+    /// The credential that fits a topic best; nil if none fits.
+    static func best(of credentials: [CredentialSettings], for scope: TopicScope) -> CredentialSettings? {
+        var best: (credential: CredentialSettings, fit: Int)?
+        for credential in credentials {
+            guard let fit = credential.fit(scope) else { continue }
+            if fit > best?.fit ?? -1 { best = (credential, fit) }
         }
-        return best?.candidate
+        return best?.credential
     }
 
     /// How well the credential fits a topic: the length of the longest match. Nil if it does not cover the topic.

@@ -15,7 +15,7 @@ final class CredentialChoice {
     func name(for topic: TopicScope) -> String? {
         if let name = known[topic] { return name }
         if known.count >= Self.mostKnown { known = [:] }
-        let name = CredentialSettings.best(of: settings, for: topic) { $0 }?.name
+        let name = CredentialSettings.best(of: settings, for: topic)?.name
         known[topic] = .some(name)
         return name
     }

@@ -114,7 +114,7 @@ struct ResponseEvidence {
         at now: ContinuousClock.Instant
     ) -> Bool {
         let topic = claimed.request.address.scope
-        // What was accepted before this request was sent says nothing: APNs may refuse everything since.
+        // Only what was accepted since this request was first sent counts. APNs may have begun to refuse everything before that.
         let othersAccepted = accepted[topic].map { $0.at.duration(to: now) < age + Self.atOnce } ?? false
         guard claimed.othersAccepted || (othersAccepted && wasAccepted(topic, at: now)), !isOnTrial(.server(scope))
         else { return false }

@@ -30,6 +30,7 @@ final class EndedClients: Sendable {
 /// It lives as long as the process. A lost connection to the database ends a turn and leaves the state as it is.
 struct SendPipeline {
     private let senders: [CredentialAtWork]
+    private let sendersByName: [String: CredentialAtWork]
     private let ended: EndedClients
     private var state: SendState
     private var slots: Slots
@@ -79,9 +80,10 @@ struct SendPipeline {
         self.summary = summary
         self.metrics = metrics
         choice = CredentialChoice(senders.map(\.credential.settings))
-        let keys = Dictionary(
-            uniqueKeysWithValues: senders.map { ($0.credential.settings.name, $0.credential.settings.key) })
-        state = SendState(limit: limit, timing: timing, key: { keys[$0] ?? $0 }, credential: choice.name)
+        let byName = Dictionary(uniqueKeysWithValues: senders.map { ($0.credential.settings.name, $0) })
+        sendersByName = byName
+        state = SendState(
+            limit: limit, timing: timing, key: { byName[$0]?.credential.settings.key ?? $0 }, credential: choice.name)
     }
 
     var isEmpty: Bool { state.isEmpty }
@@ -401,8 +403,8 @@ struct SendPipeline {
 
     private mutating func tryOtherEnvironment(after outcome: PushOutcome) {
         guard let topic = OtherEnvironment.topic(toTryAfter: outcome), let credential = choice.name(for: topic),
+            let sender = sendersByName[credential],
             // A certificate may be for one environment only.
-            let sender = senders.first(where: { $0.credential.settings.name == credential }),
             sender.credential.settings.keyFile != nil, !state.isOnTrial(topic),
             let request = otherEnvironment.trial(after: outcome, at: .now)
         else { return }
@@ -410,7 +412,7 @@ struct SendPipeline {
     }
 
     private func client(of credential: String) -> PushClient? {
-        senders.first { $0.credential.settings.name == credential }?.client
+        sendersByName[credential]?.client
     }
 
     /// Enters a request among those that may be sent, before its client gets it.

@@ -96,10 +96,14 @@ struct SendState {
             + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope))).first(20)
     }
 
+    /// The credential's name is empty if none covers the topic.
+    private func scope(of topic: TopicScope) -> CredentialScope {
+        CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+    }
+
     /// Whether a topic or its credential pauses, or is tried after a pause.
     func isOnTrial(_ topic: TopicScope) -> Bool {
-        let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
-        return evidence.isOnTrial(.topic(topic)) || evidence.isOnTrial(.server(scope))
+        evidence.isOnTrial(.topic(topic)) || evidence.isOnTrial(.server(scope(of: topic)))
     }
 
     /// Whether a server or a topic pauses, or is tried after a pause.
@@ -120,7 +124,7 @@ struct SendState {
     /// A person wants these topics to be tried at once.
     mutating func resume(_ topics: [TopicScope]) {
         for topic in topics {
-            let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+            let scope = self.scope(of: topic)
             evidence.resume { $0 == .topic(topic) || $0 == .server(scope) }
         }
         trials.keep { [evidence] in evidence.isOnTrial($0) }
@@ -436,7 +440,7 @@ struct SendState {
 
     private func turn(of source: Source, at now: ContinuousClock.Instant) -> Turn? {
         let topic = source.topic
-        let scope = CredentialScope(credential: credential(topic) ?? "", environment: topic.environment)
+        let scope = self.scope(of: topic)
         let subjects: [ResponseEvidence.Subject] = evidence.isQuiet ? [] : [.server(scope), .topic(topic)]
         let trial = subjects.first { evidence.isOnTrial($0) }
         if let trial, trials.isUnderWay(trial) { return nil }
@@ -454,7 +458,9 @@ struct SendState {
     private func room(in scope: CredentialScope) -> Int { limitOfEach - (requests[scope]?.count ?? 0) }
 
     /// How many requests each credential may hold in an environment. Many credentials at once get little each, so that memory is bounded.
-    private var limitOfEach: Int { roomOfAll >= limit ? limit : max(limit / Self.leastShare, 1) }
+    private var limitOfEach: Int { roomOfAll >= limit ? limit : smallShare }
+
+    private var smallShare: Int { max(limit / Self.leastShare, 1) }
 
     /// All credentials together hold what so many of them may hold alone, and then a small share of it each.
     private static let (mostAtOnce, leastShare) = (4, 64)
@@ -464,7 +470,7 @@ struct SendState {
         var left = roomOfAll
         var asked: [Outbox.Asked] = []
         for turn in group {
-            let most = min(room(for: turn), max(left, limit / Self.leastShare, 1))
+            let most = min(room(for: turn), max(left, smallShare))
             left -= most
             asked.append(Outbox.Asked(turn.topic, most: most, since: claimsFrom(turn, at: now)))
         }

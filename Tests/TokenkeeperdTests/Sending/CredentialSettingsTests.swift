@@ -64,7 +64,7 @@ private func problems(_ flags: [String]) -> [String] {
         }
         let credentials = try load(flags + ["credential.c.environment=production"]).credentials
         func best(_ topic: String, _ environment: String = "production") -> String? {
-            CredentialSettings.best(of: credentials, for: .init(environment: environment, topic: topic)) { $0 }?.name
+            CredentialSettings.best(of: credentials, for: .init(environment: environment, topic: topic))?.name
         }
         #expect(best("com.example.app") == "c" && best("com.example.app", "sandbox") == "b")
         #expect(best("com.example.app.voip") == "b" && best("com.other") == "c" && best("com.other.voip") == "a")
