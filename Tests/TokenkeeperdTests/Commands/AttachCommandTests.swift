@@ -146,6 +146,14 @@ import Testing
                 kills += 1
             }
             process.waitUntilExit()
+            // Its last COMMIT may still be on its way. A backfill that begins before that one is finished would be a second one.
+            try eventually("its session has ended") {
+                try database.psql(
+                    """
+                    SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'tokenkeeperd'
+                    """) == "0"
+            }
         }
         #expect(kills > 0)
         #expect(
