@@ -260,7 +260,13 @@ import TokenModel
         ("com.example.app", nil, #"{"aps":{"alert":{}}}"#, "alert is {}, expected a text or a dictionary"),
         ("com.example.app", nil, #"{"aps":{"alert":"","badge":3}}"#, nil),
         ("com.example.app", nil, #"{"aps":{}}"#, nil),
-        ("com.example.app", nil, #"{"aps":7}"#, nil),
+        ("com.example.app", nil, #"{"aps":7}"#, "aps is a JSON number, expected an object"),
+        ("com.example.app", nil, #"{"aps":"{\"alert\":\"Hi\"}"}"#, "aps is a JSON string, expected an object"),
+        (
+            "com.example.app", nil, #"{"alert":"Hi"}"#,
+            "payload has no aps, expected alert and content-available within it"
+        ),
+        ("com.example.app.voip", nil, #"{"alert":"Hi"}"#, nil),
         ("com.example.app", "voip", #"{"aps":{"alert":"x"}}"#, "push_type is voip, expected the topic to end in .voip"),
         ("com.example.app", "liveactivity", "{}", "expected the topic to end in .push-type.liveactivity"),
         ("com.example.app", "location", "{}", "expected the topic to end in .location-query"),

@@ -91,6 +91,7 @@ COMMENT ON FUNCTION tokenkeeper.default_expiration(text, timestamptz) IS
 CREATE OR REPLACE FUNCTION tokenkeeper.aps_fault(aps jsonb, push_type text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
+    WHEN jsonb_typeof(aps) <> 'object' THEN 'aps is a JSON ' || jsonb_typeof(aps) || ', expected an object: devices would show nothing'
     WHEN aps -> 'content-available' NOT IN ('1', '0', 'null', 'false')
         OR (aps -> 'content-available' IN ('0', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['alert', 'sound', 'badge'])
         THEN 'content-available is ' || left((aps -> 'content-available')::text, 20) || ', expected 1: devices ignore anything else'
@@ -131,6 +132,8 @@ RETURN CASE
     WHEN tokenkeeper.push_type_fault(push_type, topic) IS NOT NULL THEN tokenkeeper.push_type_fault(push_type, topic)
     WHEN push_type COLLATE "C" IN ('alert', 'background') AND payload ? 'aps' AND tokenkeeper.aps_fault(payload -> 'aps', push_type) IS NOT NULL
         THEN tokenkeeper.aps_fault(payload -> 'aps', push_type)
+    WHEN push_type COLLATE "C" IN ('alert', 'background') AND NOT payload ? 'aps' AND payload ?| ARRAY['alert', 'content-available']
+        THEN 'payload has no aps, expected alert and content-available within it: devices would show nothing'
     -- A Wallet pass is updated by an empty push.
     WHEN push_type COLLATE "C" = 'background' AND topic COLLATE "C" NOT LIKE 'pass.%' AND NOT tokenkeeper.is_background_push(payload)
         THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'

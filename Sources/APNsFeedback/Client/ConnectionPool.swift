@@ -150,13 +150,18 @@ struct ConnectionPool {
         switch ending {
         case .refused(let delivery)?:
             if delivery.sends == 0 { actions.append(.didNotSend(slot: delivery.request.slot)) }
-            giveBack(delivery)
+            if let end = delivery.endRefused { self.end(delivery, end) } else { giveBack(delivery) }
         case .turn(var delivery, let turn)?:
             switch delivery.step(after: turn, renew: renew) {
             case .ends(let end): self.end(delivery, end)
             case .again(let isUnfit):
                 if isUnfit { drain(number) }
-                giveBack(delivery)
+                // Not the first on the next connection, too: a request that never gets a response would keep all others waiting.
+                if case .failure = turn, delivery.mayGo, !isStopping {
+                    queue.append(delivery)
+                } else {
+                    giveBack(delivery)
+                }
             }
         case nil: break
         }

@@ -178,7 +178,11 @@ struct ConnectionState {
             refusals.reset()
         }
         let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
-        let isError = answer.status >= 500 || answer.status == 403 || (answer.status == 400 && reason == "IdleTimeout")
+        // Another connection may reach another server, or go past whatever answers in its place.
+        let isError =
+            answer.status >= 500 || [403, 404, 405].contains(answer.status)
+            || ["IdleTimeout", "TooManyProviderTokenUpdates"].contains(reason)
+            || (answer.status != 200 && !Interpretation.isOfAPNs(answer))
         countSend(stream, at: now, time)
         let taken = take(stream)
         // After Shutdown, the server takes no more. A request that comes again should find another connection.
@@ -206,9 +210,10 @@ struct ConnectionState {
         let delivery = take(stream)
         guard let ended = streams.removeValue(forKey: stream), var delivery else { return nil }
         if !ended.hasHead, ended.writtenAt == nil || code == HTTP2Error.refusedStream {
-            if ended.writtenAt != nil { delivery.wasRefused() }
             // What GOAWAY refused says nothing about streams before it.
-            if stream <= lastStream, phase == .open { rest(at: now) }
+            let isAlone = stream <= lastStream && phase == .open
+            if ended.writtenAt != nil { delivery.wasRefused(alone: isAlone) }
+            if isAlone { rest(at: now) }
             return .refused(delivery)
         }
         let why = ended.hasHead ? "the end of the response is missing" : "the stream was reset"

@@ -8,6 +8,8 @@ struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
+    /// How often the server has refused the stream of this request, and not those of others.
+    private var refusals = 0
     /// From the last send to its response; nil before the response.
     private(set) var responseTime: Duration?
     /// How many sends are allowed in total: two, which leaves one for a retry after a loss. One if an earlier attempt has already
@@ -42,9 +44,15 @@ struct Delivery: Sendable {
     }
 
     /// The last send does not count: the server says that it did not process the request.
-    mutating func wasRefused() {
+    mutating func wasRefused(alone: Bool) {
         sends -= 1
+        if alone { refusals += 1 }
         if sends == 0 { sentAt = nil }
+    }
+
+    /// How the request ends if the server never takes it; nil while it may go again.
+    var endRefused: PushOutcome.End? {
+        refusals < 5 ? nil : failed(.connectionLost, "the server has refused the stream \(refusals) times")
     }
 
     /// The response to the last send has arrived.

@@ -9,12 +9,16 @@ public enum Interpretation {
     /// The reasons of a 400 that are about the token, and not about the message.
     static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic", "ExpiredToken"]
 
-    /// Whether APNs has sent this response. It sends `apns-id` with a 200, and a reason in JSON with an error. Anything else comes from a proxy, a
-    /// gateway or a redirect, and says nothing about the token or the request.
+    /// Whether APNs has sent this response. It sends `apns-id` with a 200, and a reason in JSON with an error; a reason that this version does not know
+    /// is one word, and comes with `apns-id`, too. Anything else comes from a proxy, a gateway or a redirect, and says nothing about the token or the
+    /// request.
     public static func isOfAPNs(_ response: PushResponse) -> Bool {
         if response.status == 200 { return response.apnsID != nil }
         let body = ResponseBody(response.body)
-        return statuses.contains(response.status) && body.form == .object && body.reason != nil
+        guard statuses.contains(response.status), body.form == .object, let reason = body.reason else { return false }
+        // Apple's reasons have letters only. A gateway's may be a sentence with the path, and so with the device token.
+        let isWord = reason.utf8.allSatisfy { UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 & 0xDF }
+        return reasons.contains(reason) || (isWord && response.apnsID != nil)
     }
 
     /// The statuses that APNs uses.

@@ -80,7 +80,7 @@ import TokenModel
             policy.step(after: end, of: request(), attempts: 0, firstSentAt: .now, now: .now)
         }
         for status in [500, 503] as [Int32] {
-            let response = PushResponse(status: status, body: #"{"reason":"ANewReason"}"#)
+            let response = PushResponse(status: status, body: #"{"reason":"ANewReason"}"#, apnsID: "id")
             #expect(step(.answered(response)).blame == .server)
         }
         let failure = PushFailure(kind: .backingOff, message: "m", mayHaveArrived: false)

@@ -409,8 +409,38 @@ private struct Stage {
             stage.work()
         }
         #expect(stage.pool.opened == 3 && stage.outcomes.count == 100)
-        #expect(
-            stage.outcomes.filter { $0.sends > 0 }.count == 2, "one that was sent twice, and one that was sent once")
+        #expect(stage.outcomes.map(\.sends).sorted().suffix(4) == [0, 1, 1, 1], "each connection had another request")
+    }
+
+    @Test func `a request that never gets a response is not the first on the next connection`() {
+        var stage = Stage()
+        stage.add(1...10)
+        stage.connect()
+        stage.write([1], 1)
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        stage.connect()
+        #expect(stage.streams[2]?[1]?.slot == 2)
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(stage.streams[2]?.values.contains { $0.slot == 1 } == true)
+    }
+
+    @Test func `a request that the server refuses again and again ends, and did not arrive`() {
+        var stage = Stage.proven(requests: 2)
+        stage.write([3], 1)
+        for tries in 1...5 {
+            #expect(stage.outcomes.count == 1)
+            stage.write([Int32(2 * tries + 1)], 1)
+            stage.tell(.closed(Int32(2 * tries + 1), code: HTTP2Error.refusedStream), 1)
+            stage.pass(.seconds(60))
+            stage.pool.heard(1, at: stage.now)
+        }
+        guard case .unanswered(let failure)? = stage.outcomes.last?.end else {
+            Issue.record("\(stage.outcomes)")
+            return
+        }
+        #expect(failure.kind == .connectionLost && !failure.mayHaveArrived && stage.outcomes.last?.sends == 0)
     }
 
     @Test func `a failed connection ends no request while another one works`() {

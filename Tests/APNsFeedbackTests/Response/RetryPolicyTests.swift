@@ -27,7 +27,7 @@ import TokenModel
     private func answered(_ status: Int32, _ reason: String?) -> PushOutcome.End {
         .answered(
             PushResponse(
-                status: status, body: reason.map { #"{"reason":"\#($0)"}"# }, apnsID: status == 200 ? "id" : nil))
+                status: status, body: reason.map { #"{"reason":"\#($0)"}"# }, apnsID: "id"))
     }
 
     @Test func `200, 410 and a bad token finish the request, and the latter two blame the token`() {
@@ -86,6 +86,11 @@ import TokenModel
             (407, nil), (418, nil), (421, nil), (502, "<html>Bad gateway</html>"), (504, nil), (600, nil),
             (999, #"{"reason":"BadPriority"}"#), (200, "Welcome to nginx!"), (200, nil), (400, "<html>"), (400, nil),
             (403, "<html>Forbidden</html>"), (404, nil), (413, "<html>Too large</html>"), (429, "slow down"),
+            (400, #"{"reason":"Request blocked"}"#), (404, #"{"reason":"NotFound","kind":"Status"}"#),
+            (
+                404,
+                #"{"reason":"no route for /3/device/00fc13adff785122b4ad28809a3420982341241421348097878e577c991de8f0"}"#
+            ),
             (503, "no healthy upstream"), (410, nil), (410, "<html>Gone</html>"),
             (410, #"{"timestamp":1794000000123}"#),
             (410, "Unregistered"), (400, "BadDeviceToken"), (500, "{}"),
