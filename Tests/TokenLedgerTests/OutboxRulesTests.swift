@@ -396,6 +396,26 @@ import TokenModel
                 == "sending_paused sandbox, sending_paused production, sending_resumed production")
     }
 
+    @Test func `resuming makes requests due that wait for another try, and no others`() throws {
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, scheduled_at)
+            VALUES ('com.example.app', 'aa', '\(Self.alert)', NULL), ('com.example.other', 'aa', '\(Self.alert)', NULL),
+                   ('com.example.app', 'cc', '\(Self.alert)', now() + interval '1 hour')
+            """)
+        let other = TopicScope(environment: "production", topic: "com.example.other")
+        for scope in [app, other] {
+            let claimed = try claim(scope).requests.map(\.number)
+            #expect(claimed.count == 1)
+            try finish(claimed, .later(.seconds(300), "APNs answered 403 InvalidProviderToken"))
+        }
+        var daemon = try database.connect(user: "a_daemon")
+        #expect(try outbox.scopes(on: &daemon).due == [])
+        try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")
+        #expect(try outbox.scopes(on: &daemon).due == [app])
+        #expect(try claim(app).requests.map(\.request.address.token) == [DeviceToken(hex: "aa")!])
+    }
+
     @Test func `failed requests are requeued by number, unchanged, and the operation is recorded`() throws {
         for token in ["aa", "bb"] {
             try database.psql(

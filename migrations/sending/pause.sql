@@ -49,10 +49,17 @@ BEGIN
     -- Daemons look for it while they pause something.
     IF the_environment IN ('production', 'sandbox') AND tokenkeeper.topic_fault(the_topic) IS NULL THEN
         INSERT INTO tokenkeeper.operation (operation, environment, topic) VALUES ('sending_resumed', the_environment, the_topic);
+        -- What was refused waits up to five minutes, and after an error of the server longer.
+        UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp() WHERE r.ctid = ANY (ARRAY(
+            SELECT q.ctid FROM tokenkeeper.send_request AS q
+            WHERE left(coalesce(q.topic, ''), 513) = the_topic AND left(coalesce(q.environment, 'production'), 20) = the_environment
+              AND coalesce(q.scheduled_at, q.queued_at) > clock_timestamp() AND q.claimed_by IS NULL
+              AND q.deferred AND NOT q.postponed AND q.last_error IS NOT NULL
+            LIMIT 10000 FOR UPDATE SKIP LOCKED));
     END IF;
     RETURN was_paused;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resume_sending(text, text) IS
     'Ends the pause of a topic: its requests are sent again. Daemons that pause it by themselves, because APNs refuses its requests or their credential, try '
-    'them within a second or two; without this, they do so after some minutes at most. Returns false if nobody had called pause_sending.';
+    'them within a second or two, as well as requests that wait for another try (10,000 at most); without this, they do so after some minutes. Returns false if nobody had called pause_sending.';

@@ -31,6 +31,9 @@ struct ResponseEvidence {
         var pauses = 0
         /// When the last pause ends or has ended; nil if there was none.
         var until: ContinuousClock.Instant?
+        /// When the first outcome came, and the last one.
+        var since: ContinuousClock.Instant
+        var last: ContinuousClock.Instant
         var kind = Kind.server
         /// The last outcome, in words.
         var words = ""
@@ -159,10 +162,12 @@ struct ResponseEvidence {
         at now: ContinuousClock.Instant
     ) -> Finding.Pause? {
         guard let evidence = RetryPolicy.Evidence(step.blame), let kind = Kind(step.blame) else { return nil }
-        var suspicion = suspicions[subject] ?? Suspicion()
+        var suspicion = suspicions[subject] ?? Suspicion(since: now, last: now)
         defer { suspicions[subject] = suspicion }
+        suspicion.last = now
         // A request from before the pause says nothing new.
         if let until = suspicion.until, now < until || trial != subject { return nil }
+        (suspicion.kind, suspicion.words) = (kind, step.blame.words ?? step.fate.error ?? suspicion.words)
         if suspicion.until == nil {
             suspicion.tokens[kind, default: []].insert(claimed.request.address)
             if suspicion.tokens[kind]!.count < evidence.tokens { return nil }
@@ -173,8 +178,6 @@ struct ResponseEvidence {
         let pause = timing.scaled(evidence.pause).pause(after: suspicion.pauses).jittered()
         suspicion.pauses += 1
         suspicion.until = now + pause
-        suspicion.kind = kind
-        suspicion.words = step.blame.words ?? step.fate.error ?? suspicion.words
         return Finding.Pause(subject: subject, duration: pause)
     }
 
@@ -199,12 +202,28 @@ struct ResponseEvidence {
     /// Whether anything has paused since a request of it was accepted.
     var isQuiet: Bool { !suspicions.values.contains { $0.until != nil } }
 
-    /// One for each subject that pauses or is tried, in order.
-    func problems(except others: some Sequence<CredentialScope>) -> [WaitingProblem] {
+    /// One for each subject that pauses, is tried, or was refused only, in order.
+    func problems(
+        except others: some Sequence<CredentialScope>, at now: ContinuousClock.Instant
+    ) -> [WaitingProblem] {
         let others = Set(others.map(Subject.server))
-        return suspicions.filter { $0.value.until != nil && !others.contains($0.key) }.sorted { $0.key < $1.key }.map {
-            problem(of: $0.key, $0.value)
+        let shown = suspicions.filter {
+            !others.contains($0.key) && ($0.value.until != nil || isRefused($0.value, at: now))
         }
+        // What is said of a credential is not said of its topics again.
+        let ofServers = Set(
+            shown.compactMap { subject, suspicion in if case .server = subject { suspicion.words } else { nil } })
+        return shown.sorted { $0.key < $1.key }.compactMap { subject, suspicion in
+            if case .topic = subject, suspicion.until == nil, ofServers.contains(suspicion.words) { return nil }
+            return problem(of: subject, suspicion)
+        }
+    }
+
+    /// Whether a subject was refused some time ago, lately again, and not accepted meanwhile. It pauses only if tokens enough are refused; fewer ones must not
+    /// be refused unnoticed.
+    private func isRefused(_ suspicion: Suspicion, at now: ContinuousClock.Instant) -> Bool {
+        [.topic, .sender, .foreign].contains(suspicion.kind) && suspicion.since.duration(to: now) >= timing.unanswered
+            && suspicion.last.duration(to: now) < .seconds(360)
     }
 
     /// Why a subject pauses, in words.
@@ -231,11 +250,17 @@ struct ResponseEvidence {
 
     /// What usually helps after a reason of APNs.
     static func help(_ words: String) -> String {
-        if words.hasSuffix("InvalidProviderToken") {
-            return
-                "; usually key_id and team_id are exchanged, or the key was revoked or is another one than key_id says"
+        switch words.split(separator: " ").last {
+        case "InvalidProviderToken":
+            "; usually key_id and team_id are exchanged, or the key was revoked or is another one than key_id says"
+        case "ExpiredProviderToken": "; check the clock of this machine"
+        case "TooManyProviderTokenUpdates":
+            "; another host or program makes provider tokens of this key, too; it ends within 20 minutes"
+        case "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "BadCertificateEnvironment":
+            "; the key or certificate is for the other environment only"
+        case "TopicDisallowed": "; the key or certificate is for other topics only"
+        default: ""
         }
-        return words.hasSuffix("ExpiredProviderToken") ? "; check the clock of this machine" : ""
     }
 }
 

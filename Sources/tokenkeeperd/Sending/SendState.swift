@@ -93,7 +93,7 @@ struct SendState {
     func waiting(at now: ContinuousClock.Instant) -> [WaitingProblem] {
         let unanswered = unanswered.problems(at: now)
         return blockedSources.map(WaitingProblem.init) + WaitingProblem.joined(unanswered.map(\.problem))
-            + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope))).first(20)
+            + WaitingProblem.joined(evidence.problems(except: unanswered.map(\.scope), at: now)).first(20)
     }
 
     /// The credential's name is empty if none covers the topic.

@@ -55,7 +55,7 @@ private typealias Decisions = `The sender's decisions`
         #expect(
             evidence.isPausing(subject, at: start + .seconds(3.7))
                 && !evidence.isPausing(subject, at: start + .seconds(5)))
-        #expect(evidence.isOnTrial(subject) && evidence.problems(except: []).count == 1)
+        #expect(evidence.isOnTrial(subject) && evidence.problems(except: [], at: start).count == 1)
     }
 
     @Test(arguments: kinds.indices)
@@ -75,7 +75,7 @@ private typealias Decisions = `The sender's decisions`
             time += expected
         }
         _ = note(accepted, token: 7, &evidence, at: time)
-        #expect(evidence.isQuiet && evidence.problems(except: []).isEmpty)
+        #expect(evidence.isQuiet && evidence.problems(except: [], at: start).isEmpty)
         for token in 1..<tokens { #expect(note(step, token: token, &evidence, at: time).pause == nil) }
     }
 
@@ -108,10 +108,10 @@ private typealias Decisions = `The sender's decisions`
         func stillPause(_ step: RetryPolicy.Step, _ tokens: Int) -> [String] {
             var evidence = paused(step, tokens)
             #expect(
-                evidence.problems(except: []).count == 3
-                    && WaitingProblem.joined(evidence.problems(except: [])).count == 1)
+                evidence.problems(except: [], at: start).count == 3
+                    && WaitingProblem.joined(evidence.problems(except: [], at: start)).count == 1)
             _ = note(accepted, token: 1, topic: "main", trial: .server(main), &evidence, at: .seconds(6))
-            return evidence.problems(except: []).flatMap(\.who)
+            return evidence.problems(except: [], at: start).flatMap(\.who)
         }
         #expect(stillPause(Self.invalid, 5) == ["stranger, production"])
         #expect(stillPause(RetryPolicy.Step(.later(.seconds(5), "no connection"), .unreachable), 20) == [])
@@ -213,12 +213,34 @@ private typealias Decisions = `The sender's decisions`
         #expect(!evidence.isOnTrial(.server(main)))
     }
 
+    @Test func `few refused tokens pause nothing, and are shown after a while until one is accepted`() {
+        var evidence = ResponseEvidence(.production)
+        let refused = Self.refusal(.sender("APNs answered 403 TooManyProviderTokenUpdates"))
+        func shown(_ evidence: ResponseEvidence, _ time: Duration) -> [String] {
+            evidence.problems(except: [], at: start + time).map(\.words)
+        }
+        _ = note(refused, token: 1, &evidence)
+        #expect(shown(evidence, .seconds(9)).isEmpty)
+        let words =
+            "APNs refuses the credential (main, production), and requests wait: APNs answered 403 TooManyProviderTokenUpdates; another host "
+            + "or program makes provider tokens of this key, too; it ends within 20 minutes"
+        #expect(shown(evidence, .seconds(10)) == [words] && evidence.isQuiet, "once, and not for its topic, too")
+        #expect(shown(evidence, .seconds(361)).isEmpty, "nothing is tried any more")
+        _ = note(refused, token: 1, &evidence, at: .seconds(361))
+        #expect(shown(evidence, .seconds(362)) == [words])
+        _ = note(accepted, token: 2, &evidence, at: .seconds(363))
+        #expect(shown(evidence, .seconds(364)).isEmpty)
+        // A server's error now and then is nothing that anybody could mend.
+        _ = note(.init(.later(.seconds(1), "w"), .server), token: 1, &evidence, at: .seconds(363))
+        #expect(shown(evidence, .seconds(400)).isEmpty)
+    }
+
     @Test func `a person ends the pause of a credential`() {
         var evidence = ResponseEvidence(.production)
         let refused = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
         for token in 1...5 { _ = note(refused, token: token, &evidence) }
         #expect(
-            evidence.problems(except: []).map(\.words) == [
+            evidence.problems(except: [], at: start).map(\.words) == [
                 "APNs refuses the credential (main, production), and requests wait: APNs answered 403 InvalidProviderToken; usually key_id and "
                     + "team_id are exchanged, or the key was revoked or is another one than key_id says"
             ])
