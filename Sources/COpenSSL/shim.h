@@ -1,12 +1,15 @@
 #pragma once
 #include <openssl/asn1.h>
 #include <openssl/bio.h>
+#include <openssl/core_names.h>
 #include <openssl/ecdsa.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/objects.h>
 #include <openssl/pem.h>
 #include <openssl/pkcs12.h>
+#include <openssl/rand.h>
 #include <openssl/ssl.h> // Only the tests call it, and link libssl.
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>

@@ -89,7 +89,7 @@ import Testing
         "SELECT tokenkeeper.reinstate_command('t', 'production', now(), NULL, 'suspect')",
         "SELECT tokenkeeper.would_reinstate('t', 'production', now(), now())",
         "SELECT tokenkeeper.undo_next()", "SELECT tokenkeeper.fold_token_count()",
-        "SELECT tokenkeeper.recompute_tokens()",
+        "SELECT tokenkeeper.recompute_tokens()", "SELECT FROM tokenkeeper.provider_token",
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.paused_topic", "SELECT FROM tokenkeeper.background_send",
@@ -204,6 +204,7 @@ import Testing
             "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
         ]),
         "daemon": [
+            "SELECT FROM tokenkeeper.provider_token",
             "SELECT FROM tokenkeeper.ledger", "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.send_result",
             "SELECT FROM tokenkeeper.token",
             "SELECT FROM tokenkeeper.rejected_result", "SELECT FROM tokenkeeper.result_count",

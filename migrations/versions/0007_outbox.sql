@@ -149,6 +149,19 @@ COMMENT ON TABLE tokenkeeper.paused_topic IS
     'Topics that a person has paused with pause_sending: their requests wait until resume_sending.';
 COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The reason given to pause_sending.';
 
+CREATE TABLE tokenkeeper.provider_token (
+    team_id   text COLLATE "C" NOT NULL,
+    key_id    text COLLATE "C" NOT NULL,
+    issued_at timestamptz NOT NULL,
+    sealed    text NOT NULL,
+    PRIMARY KEY (team_id, key_id)
+);
+COMMENT ON TABLE tokenkeeper.provider_token IS
+    'The newest provider token of each signing key that APNs has accepted from a daemon. The others take it, so that one can take over from another: APNs '
+    'refuses a new token within 20 minutes of the last one.';
+COMMENT ON COLUMN tokenkeeper.provider_token.issued_at IS 'By the clock of the daemon that has made it. Of no use an hour later.';
+COMMENT ON COLUMN tokenkeeper.provider_token.sealed IS 'The token, encrypted with a key that is derived from the signing key: AES-256-GCM, in base64.';
+
 CREATE TABLE tokenkeeper.background_send (
     environment text COLLATE "C" NOT NULL,
     topic       text COLLATE "C" NOT NULL,

@@ -75,6 +75,18 @@ internal import TokenModel
         unsafe X509_check_private_key(certificate, key) == 1
     }
 
+    /// The private number of a key on P-256, 32 bytes; nil for another key, or if OpenSSL fails.
+    var secretNumber: SecretBytes? {
+        var number: OpaquePointer?
+        guard unsafe EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_PRIV_KEY, &number) == 1 else { return nil }
+        defer { unsafe BN_clear_free(number) }
+        var written: CInt = 0
+        let bytes = unsafe SecretBytes(count: 32) { memory in
+            unsafe written = BN_bn2binpad(number, memory.baseAddress?.assumingMemoryBound(to: UInt8.self), 32)
+        }
+        return written == 32 ? bytes : nil
+    }
+
     /// The key as unencrypted PKCS#8 in PEM; nil if OpenSSL cannot write it.
     var pem: SecretBytes? {
         guard let information = unsafe EVP_PKEY2PKCS8(key) else { return nil }

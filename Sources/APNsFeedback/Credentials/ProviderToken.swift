@@ -19,11 +19,16 @@ public import TokenModel
 /// `reusedFor`. Before a token is made, the store is asked: another process may have made one.
 ///
 /// If a clock was wrong, APNs refuses the token (403 `ExpiredProviderToken`). Once the clock has been set, the next refusal leads to a new token at once.
+///
+/// Daemons that send with one key share its token, so that one can take over from another, and APNs sees few new ones: each offers the others a token that
+/// APNs has accepted from it, and takes what it is offered if that is newer than its own, or if its own was not accepted yet. So all soon have the same one.
 public final class ProviderToken: Sendable {
     /// 20 minutes: Apple's minimum between two tokens.
     public static let leastAge = Duration.seconds(20 * 60)
     /// 58 minutes: Apple's hour, minus a margin for the time of a request and the difference between two clocks.
     public static let greatestAge = Duration.seconds(58 * 60)
+    /// A token that another daemon has made is used for so much longer: until then that one has made the next token, and offers it.
+    static let takenFor = Duration.seconds(3 * 60)
     /// One minute: the time of day may be set back this far without a new token.
     static let toleratedLead: Int64 = 60_000_000
 
@@ -31,7 +36,15 @@ public final class ProviderToken: Sendable {
     private let store: (any ProviderTokenStore)?
     private let reusedFor: Duration
     private let uptime: @Sendable () -> Duration
-    private let current = Mutex<Made?>(nil)
+    private let state = Mutex(State())
+
+    private struct State {
+        var made: Made?
+        /// What APNs last refused as expired. It is not taken again.
+        var refused: String?
+        /// What was last offered by another daemon.
+        var offered = ""
+    }
 
     /// The current token.
     private struct Made {
@@ -40,6 +53,12 @@ public final class ProviderToken: Sendable {
         var issuedAt: Instant
         /// By `uptime`.
         var madeAt: Duration
+        /// Since when this process sends it, by the time of day.
+        var usedSince: Instant
+        var usedFor: Duration
+        var isAccepted = false
+        /// Whether other daemons have it.
+        var isShared = false
     }
 
     /// - Parameters:
@@ -73,9 +92,9 @@ public final class ProviderToken: Sendable {
     /// - Parameter now: The time of day.
     /// - Throws: If it cannot be signed.
     public func text(at now: Instant) throws(CredentialError) -> String {
-        try current.withLock { made throws(CredentialError) in
-            if let made, !isDue(made, at: now) { return made.text }
-            return try replace(&made, at: now).text
+        try state.withLock { state throws(CredentialError) in
+            if let made = state.made, !isDue(made, at: now) { return made.text }
+            return try replace(&state.made, at: now).text
         }
     }
 
@@ -89,15 +108,70 @@ public final class ProviderToken: Sendable {
     ///   refusal is wrong, and APNs would respond to another token with 429 `TooManyProviderTokenUpdates`.
     /// - Throws: If it cannot be signed.
     public func renew(at now: Instant, refused: String) throws(CredentialError) -> Bool {
-        try current.withLock { made throws(CredentialError) in
-            if let made {
+        try state.withLock { state throws(CredentialError) in
+            if let made = state.made {
                 if made.text != refused { return true }
                 if age(of: made) < Self.leastAge, !clockWasSet(since: made, now) { return false }
             }
-            _ = try replace(&made, at: now, refused: refused)
+            state.refused = refused
+            _ = try replace(&state.made, at: now, refused: refused)
             return true
         }
     }
+
+    // MARK: - Other daemons
+
+    /// Whether APNs has not accepted the current token yet.
+    public var awaitsProof: Bool { state.withLock { $0.made?.isAccepted == false } }
+
+    /// APNs has accepted a request, and so the token that it was sent with.
+    ///
+    /// - Parameter sentAt: When it was first sent, by the time of day.
+    public func wasAccepted(sentAt: Instant) {
+        state.withLock { state in
+            // In the second in which the token was replaced, either one may have been sent.
+            guard let since = state.made?.usedSince.advanced(byMicroseconds: 1_000_000), sentAt >= since else { return }
+            state.made?.isAccepted = true
+        }
+    }
+
+    /// The current token, if APNs has accepted it and the other daemons do not have it. Call `wasShared` when they do.
+    public func toShare() -> SharedProviderToken? {
+        state.withLock { state in
+            guard let made = state.made, made.isAccepted, !made.isShared,
+                let sealed = ErrorQueue.confined({ jwt.key.seal?.sealed(made.text, of: name) })
+            else { return nil }
+            return SharedProviderToken(key: key, issuedAt: made.issuedAt, sealed: sealed)
+        }
+    }
+
+    /// The others have the token that was issued then.
+    public func wasShared(_ shared: SharedProviderToken) {
+        state.withLock { state in
+            if state.made?.issuedAt == shared.issuedAt { state.made?.isShared = true }
+        }
+    }
+
+    /// Takes a token that APNs has accepted from another daemon, unless the current one was accepted, too, and is as new. Does nothing with one that this key
+    /// has not signed or sealed, that is too old, or that APNs has refused.
+    public func take(_ shared: SharedProviderToken, at now: Instant) {
+        guard shared.key == key else { return }
+        state.withLock { state in
+            if state.offered == shared.sealed, state.made?.isAccepted == true { return }
+            state.offered = shared.sealed
+            guard let text = ErrorQueue.confined({ jwt.key.seal?.opened(shared.sealed, of: name) }),
+                text != state.made?.text, text != state.refused,
+                var taken = taken(text, at: now, for: min(reusedFor + Self.takenFor, Self.greatestAge))
+            else { return }
+            if let made = state.made, made.isAccepted, made.issuedAt >= taken.issuedAt { return }
+            (taken.isAccepted, taken.isShared) = (true, true)
+            state.made = taken
+        }
+    }
+
+    public var key: SharedProviderToken.Key { .init(teamID: jwt.teamID, keyID: jwt.keyID) }
+
+    private var name: String { "\(jwt.teamID)/\(jwt.keyID)" }
 
     /// The time since the first call, including the time that the machine sleeps.
     @Sendable public static func uptime() -> Duration {
@@ -119,7 +193,7 @@ public final class ProviderToken: Sendable {
         let age = age(of: made)
         if age < Self.leastAge { return false }
         let (ageByTheDay, overflow) = now.microseconds.subtractingReportingOverflow(made.issuedAt.microseconds)
-        return overflow || age >= reusedFor || .microseconds(ageByTheDay) >= reusedFor
+        return overflow || age >= made.usedFor || .microseconds(ageByTheDay) >= made.usedFor
             || ageByTheDay < -Self.toleratedLead
     }
 
@@ -129,7 +203,7 @@ public final class ProviderToken: Sendable {
     ) throws(CredentialError) -> Made {
         var next: Made?
         try store?.replace { kept throws(CredentialError) in
-            if let kept, kept != made?.text, kept != refused { next = taken(kept, at: now) }
+            if let kept, kept != made?.text, kept != refused { next = taken(kept, at: now, for: reusedFor) }
             let chosen = if let next { next } else { try make(at: now) }
             next = chosen
             return chosen.text
@@ -141,17 +215,18 @@ public final class ProviderToken: Sendable {
 
     private func make(at now: Instant) throws(CredentialError) -> Made {
         let text = try jwt.text(issuedAt: now.microseconds / 1_000_000)
-        return Made(text: text, issuedAt: now, madeAt: uptime())
+        return Made(text: text, issuedAt: now, madeAt: uptime(), usedSince: now, usedFor: reusedFor)
     }
 
-    /// A kept token; nil if it is not to be used.
-    private func taken(_ kept: String, at now: Instant) -> Made? {
+    /// A token of another process; nil if it is not to be used.
+    private func taken(_ kept: String, at now: Instant, for usedFor: Duration) -> Made? {
         guard let seconds = jwt.issuedAt(of: kept) else { return nil }
         let (microseconds, isNoInstant) = seconds.multipliedReportingOverflow(by: 1_000_000)
         let (age, isNoAge) = now.microseconds.subtractingReportingOverflow(microseconds)
-        guard !isNoInstant, !isNoAge, age >= -Self.toleratedLead, .microseconds(age) < reusedFor else { return nil }
+        guard !isNoInstant, !isNoAge, age >= -Self.toleratedLead, .microseconds(age) < usedFor else { return nil }
         return Made(
-            text: kept, issuedAt: Instant(microseconds: microseconds), madeAt: uptime() - .microseconds(max(age, 0)))
+            text: kept, issuedAt: Instant(microseconds: microseconds), madeAt: uptime() - .microseconds(max(age, 0)),
+            usedSince: now, usedFor: usedFor)
     }
 
     private static func check(_ identifier: String, _ name: String, source: String) throws(CredentialError) {

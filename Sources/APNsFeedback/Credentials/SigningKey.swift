@@ -5,6 +5,8 @@ public import TokenModel
 /// Source: Apple, "Establishing a token-based connection to APNs".
 public final class SigningKey: Sendable {
     private let key: PrivateKey
+    /// Nil if OpenSSL cannot make it.
+    let seal: TokenSeal?
 
     /// Reads the content of a `.p8` file: unencrypted PKCS#8 in PEM, on the elliptic curve P-256. Never prompts.
     ///
@@ -15,7 +17,9 @@ public final class SigningKey: Sendable {
         var blocks = PEMBlock.all(in: p8)
         if blocks.isEmpty, let pem = KeyText.pem(in: p8) { blocks = PEMBlock.all(in: pem) }
         guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
-        key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
+        let key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
+        self.key = key
+        seal = ErrorQueue.confined { TokenSeal(key) }
     }
 
     /// The ES256 signature (ECDSA with P-256 and SHA-256): r and s, 32 bytes each.

@@ -34,12 +34,9 @@ struct CredentialFiles {
             }
     }
 
-    func providerToken(signedBy file: String, _ tokens: inout ProviderTokens) throws -> PushIdentity {
-        let token = try tokens.token(
+    func providerToken(signedBy file: String, _ tokens: inout ProviderTokens) throws -> ProviderToken {
+        try tokens.token(
             of: SigningKey(p8: try bytes(file, of: "key_file")), keyID: settings.keyID, teamID: settings.teamID)
-        return PushIdentity(
-            authorization: { try token.text(at: .now) },
-            renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
     }
 
     func certificate() throws -> ClientCertificate {

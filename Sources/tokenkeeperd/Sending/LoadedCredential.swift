@@ -6,6 +6,8 @@ internal import TokenModel
 struct LoadedCredential: Sendable {
     let settings: CredentialSettings
     let identity: PushIdentity
+    /// Nil for a certificate. Credentials with one key have the same one.
+    let token: ProviderToken?
     /// `provider token` or `certificate`.
     let kind: String
     /// Nil for a provider token, which is replaced all the time.
@@ -29,12 +31,17 @@ struct LoadedCredential: Sendable {
         self.files = files.stamps
         do {
             if let file = settings.keyFile {
-                identity = try files.providerToken(signedBy: file, &tokens)
+                let token = try files.providerToken(signedBy: file, &tokens)
+                self.token = token
+                identity = PushIdentity(
+                    authorization: { try token.text(at: .now) },
+                    renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
                 kind = "provider token"
                 expiresAt = nil
             } else {
                 let certificate = try files.certificate()
                 try Self.check(certificate, against: settings)
+                token = nil
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
                 expiresAt = certificate.expiresAt

@@ -8,6 +8,7 @@ struct SendPresence {
     /// Where the daemons of this machine mark what they have sent; nil if nowhere.
     let marks: SentMarkFiles?
     private var beatAt: ContinuousClock.Instant?
+    private var sharedAt: ContinuousClock.Instant?
     private var lookedAt: ContinuousClock.Instant?
     private var readAt: ContinuousClock.Instant? = .now
     /// What keeps requests waiting, as it was last reported.
@@ -39,7 +40,7 @@ struct SendPresence {
             pipeline.reportFaults()
             if refresh.take() || isDue(readAt, every: timing.credentials) {
                 readAt = .now
-                if pipeline.refreshCredentials() { beatAt = nil }
+                if pipeline.refreshCredentials() { (beatAt, sharedAt) = (nil, nil) }
             }
             try pipeline.resume(outbox, on: &connection)
             let found =
@@ -52,6 +53,10 @@ struct SendPresence {
             }
             chores(pipeline.chores.failures, &connection)
             pipeline.summary.report(waiting: pipeline.waiting)
+        }
+        if isDue(sharedAt, every: timing.heartbeat) {
+            sharedAt = .now
+            try pipeline.shareTokens(outbox, on: &connection)
         }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now

@@ -105,6 +105,78 @@ private final class EightAtOnce: Sendable {
         #expect(try token.text(at: clocks.day) == second)
     }
 
+    @Test func `daemons with one key soon send one token, that APNs has accepted`() throws {
+        let (one, other) = (try token(), try token())
+        let first = try one.text(at: clocks.day)
+        #expect(one.awaitsProof && one.toShare() == nil)
+        one.wasAccepted(sentAt: clocks.day)
+        #expect(one.awaitsProof, "in this second the token before it may have been sent")
+        clocks.pass(seconds: 2)
+        one.wasAccepted(sentAt: clocks.day)
+        let shared = try #require(one.toShare())
+        #expect(shared.key == .init(teamID: "DEF123GHIJ", keyID: "ABC123DEFG") && !shared.sealed.contains(first))
+        one.wasShared(shared)
+        #expect(one.toShare() == nil)
+        // The other one has made its own, and APNs has not accepted that yet.
+        #expect(try other.text(at: clocks.day) != first)
+        other.take(shared, at: clocks.day)
+        #expect(try other.text(at: clocks.day) == first && !other.awaitsProof && other.toShare() == nil)
+        // The one that has made it makes the next one, and three minutes are enough to hand that over.
+        clocks.pass(minutes: 50)
+        let second = try one.text(at: clocks.day)
+        #expect(try second != first && other.text(at: clocks.day) == first)
+        other.take(shared, at: clocks.day)
+        clocks.pass(seconds: 2)
+        one.wasAccepted(sentAt: clocks.day)
+        let next = try #require(one.toShare())
+        other.take(next, at: clocks.day)
+        #expect(try other.text(at: clocks.day) == second)
+        other.take(shared, at: clocks.day)
+        #expect(try other.text(at: clocks.day) == second, "an older one")
+        clocks.pass(minutes: 53)
+        #expect(try other.text(at: clocks.day) != second, "nobody has made another one")
+    }
+
+    @Test func `a token of others is not taken if it is refused, too old, changed, or of another key`() throws {
+        func shared(by token: ProviderToken) throws -> SharedProviderToken {
+            _ = try token.text(at: clocks.day)
+            clocks.pass(seconds: 2)
+            token.wasAccepted(sentAt: clocks.day)
+            return try #require(token.toShare())
+        }
+        let good = try shared(by: token())
+        func takes(_ shared: SharedProviderToken, _ token: ProviderToken) throws -> Bool {
+            let before = try token.text(at: clocks.day)
+            token.take(shared, at: clocks.day)
+            return try token.text(at: clocks.day) != before
+        }
+        #expect(try takes(good, token()))
+        var changed = good
+        changed.sealed = "A" + good.sealed.dropFirst()
+        if changed == good { changed.sealed = "B" + good.sealed.dropFirst() }
+        #expect(try !takes(changed, token()))
+        for text in ["", "AAAA", "no base64", String(repeating: "A", count: 100_000)] {
+            changed.sealed = text
+            #expect(try !takes(changed, token()))
+        }
+        let otherKey = try ProviderToken(
+            key: SigningKey(p8: workshop.makeKey("other")), keyID: "ABC123DEFG", teamID: "DEF123GHIJ",
+            uptime: clocks.uptime)
+        #expect(try !takes(good, otherKey) && !takes(shared(by: otherKey), token()))
+        let otherName = try ProviderToken(key: key, keyID: "ABC123DEFX", teamID: "DEF123GHIJ", uptime: clocks.uptime)
+        #expect(try !takes(good, otherName))
+        var renamed = good
+        renamed.key = otherName.key
+        #expect(try !takes(renamed, otherName), "the name is sealed, too")
+        let refusing = try token()
+        refusing.take(good, at: clocks.day)
+        clocks.pass(minutes: 21)
+        #expect(try refusing.renew(at: clocks.day, refused: refusing.text(at: clocks.day)))
+        #expect(try !takes(good, refusing))
+        clocks.pass(minutes: 40)
+        #expect(try !takes(good, token()), "too old")
+    }
+
     @Test func `it is replaced even if the time of day is set back again and again`() throws {
         let token = try token()
         let first = try token.text(at: clocks.day)

@@ -180,13 +180,53 @@ private func mode(_ path: String) -> mode_t {
         }
     }
 
-    @Test func `without the runtime directory, each start makes a provider token`() throws {
-        let stage = try SendingStage()
+    /// gorush#512, PyAPNs2#85, apns2#132: several hosts send with one key, each with a token of its own, and APNs refuses all but one of them.
+    @Test func `another host that takes over sends with the token that APNs has accepted`() throws {
+        let stage = try SendingStage { $0.tokenUpdates = .every20MinutesPerServer }
         defer { stage.apns.stop() }
         try stage.register(1...5)
-        // The daemons of a stage have a runtime directory, unless another one is named.
-        for _ in 0..<3 { _ = try sendOnce(stage, ["runtime_directory=/nonexistent"]) }
-        #expect(tokens(stage).count == 3)
+        let elsewhere = ["runtime_directory=/nonexistent"]
+        let first = try stage.daemon(elsewhere)
+        try stage.enqueue()
+        try stage.settled()
+        // It shows that APNs has accepted its token with what it sends after the first second.
+        try eventually("its token is shared") {
+            if try stage.count("provider_token") == 1 { return true }
+            try stage.enqueue()
+            try stage.settled()
+            return false
+        }
+        first.signal(SIGKILL)
+        first.wait()
+        let sent = try stage.results(200)
+        _ = try sendOnce(stage, elsewhere)
+        #expect(try stage.results(200) == sent + 5 && stage.results(429) == 0 && tokens(stage).count == 1)
+        let token = try #require(tokens(stage).first)
+        let row = try stage.database.psql("SELECT sealed FROM tokenkeeper.provider_token", user: "a_daemon")
+        #expect(!row.isEmpty && token.split(separator: ".").allSatisfy { !row.contains($0) })
+    }
+
+    @Test func `two hosts that begin at once soon send with one token`() throws {
+        let stage = try SendingStage { $0.tokenUpdates = .every20MinutesPerServer }
+        defer { stage.apns.stop() }
+        try stage.register(1...100)
+        let daemons = try (0..<2).map { _ in try stage.daemon(["runtime_directory=/nonexistent"]) }
+        try eventually("both have sent, and one token is shared", within: SendingStage.longest) {
+            try stage.enqueue()
+            try stage.settled()
+            return try stage.count("provider_token") == 1 && stage.apns.records.connections >= 2
+        }
+        // If APNs refuses the token of one of them, that one takes the other's.
+        try eventually("nothing is refused any more", within: SendingStage.longest) {
+            let before = try stage.results(429)
+            for _ in 1...3 {
+                try stage.enqueue()
+                try stage.settled()
+            }
+            return try stage.results(429) == before
+        }
+        #expect(try stage.count("failed_send") == 0)
+        for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 
     @Test func `a token that was damaged or cannot be kept stops nothing`() throws {
@@ -195,6 +235,11 @@ private func mode(_ path: String) -> mode_t {
         defer { stage.apns.stop() }
         try stage.register(1...5)
         let settings = ["runtime_directory=\(directory.path)"]
+        func sendOnce(_ stage: SendingStage, _ settings: [String]) throws -> DaemonProcess {
+            // Or that one is taken.
+            try stage.database.psql("DELETE FROM tokenkeeper.provider_token")
+            return try self.sendOnce(stage, settings)
+        }
         _ = try sendOnce(stage, settings)
         let path = directory.path + "/provider-token-\(stage.files.signingKey.team)-\(stage.files.signingKey.id)"
         var text = try String(contentsOfFile: path, encoding: .utf8)
