@@ -545,7 +545,9 @@ private enum ResponseText {
                 token: try #require(DeviceToken(hex: "ab"))),
             payload: Array("{}".utf8), pushType: .alert, id: "00000000-0000-4000-8000-000000000000")
         let step = RetryPolicy(retryFor: .seconds(86_400)).step(
-            after: .answered(PushResponse(status: status, body: body, apnsID: status == 200 ? "id" : nil)), of: request,
+            after: .answered(
+                PushResponse(status: status, body: body, apnsID: status == 200 || reason != nil ? "id" : nil)),
+            of: request,
             attempts: 0, firstSentAt: now,
             now: now)
         return "\(token) | \(fate(step.fate)) | \(blame(step.blame))"
