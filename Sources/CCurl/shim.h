@@ -32,6 +32,18 @@ static inline CURLcode ck_set_trace(CURL *easy, curl_debug_callback callback) {
     return curl_easy_setopt(easy, CURLOPT_DEBUGFUNCTION, callback);
 }
 
+/* Takes a part of what the server sends; returns how much it has taken. */
+typedef size_t (*ck_receiver)(const char *bytes, size_t size, size_t count, void *user);
+
+static inline CURLcode ck_set_receiver(CURL *easy, CURLoption function, CURLoption data, ck_receiver receiver, void *user) {
+    CURLcode code = curl_easy_setopt(easy, function, receiver);
+    return code == CURLE_OK ? curl_easy_setopt(easy, data, user) : code;
+}
+
+static inline CURLcode ck_get_long(CURL *easy, CURLINFO info, long *value) {
+    return curl_easy_getinfo(easy, info, value);
+}
+
 static inline CURLcode ck_get_pointer(CURL *easy, CURLINFO info, void **value) {
     return curl_easy_getinfo(easy, info, value);
 }

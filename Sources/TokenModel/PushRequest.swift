@@ -4,6 +4,18 @@
 public enum PushType: String, Hashable, Sendable, CaseIterable {
     case alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets, controls
 
+    /// The push type whose suffix a topic has; nil for a plain topic.
+    public init?(ofTopic topic: String) {
+        guard let known = Self.suffixes.first(where: { topic.hasSuffix($0.suffix) }) else { return nil }
+        self = known.type
+    }
+
+    private static let suffixes: [(suffix: String, type: PushType)] = [
+        (".voip", .voip), (".complication", .complication), (".pushkit.fileprovider", .fileprovider),
+        (".push-type.liveactivity", .liveactivity), (".push-type.widgets", .widgets),
+        (".push-type.controls", .controls), (".location-query", .location), (".voip-ptt", .pushtotalk),
+    ]
+
     /// The largest payload in bytes: 5120 for VoIP, 4096 for all others.
     public var maximumPayload: Int { self == .voip ? 5120 : 4096 }
 

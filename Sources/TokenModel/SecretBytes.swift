@@ -81,7 +81,10 @@ internal import Glibc
 
     /// The bytes before the first line end.
     public var firstLine: SecretBytes {
-        unsafe withBytes { bytes in unsafe SecretBytes(bytes.prefix { $0 != 0x0A && $0 != 0x0D }) }
+        unsafe withBytes { bytes in
+            let text = unsafe bytes.starts(with: [0xEF, 0xBB, 0xBF]) ? bytes.dropFirst(3) : bytes[...]
+            return unsafe SecretBytes(text.prefix { $0 != 0x0A && $0 != 0x0D })
+        }
     }
 
     /// A copy that is not wiped: for public data, and for the configuration file, whose values become a `String` anyway.

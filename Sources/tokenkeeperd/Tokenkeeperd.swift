@@ -11,7 +11,8 @@ struct Tokenkeeperd: ParsableCommand {
         version: Daemon.version.description,
         subcommands: [
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
-            CampaignCommand.self, Explain.self, Held.self, Reinstate.self, Rejected.self, Attach.self,
+            CampaignCommand.self, ChannelCommand.self, Explain.self, Held.self, Reinstate.self, Rejected.self,
+            Attach.self,
             BackfillTable.self,
             ListAttachments.self, Detach.self, Withdraw.self, Import.self,
             CheckConfig.self, Doctor.self,

@@ -92,6 +92,7 @@ final class FakeCore: Sendable {
     let answer: FakeAPNs.Answer
     let records: FakeRecords
     let deaths = Deaths()
+    let channels = FakeChannels()
     let tokens: VerifiedTokens
     let validation: Validation
     let startedAt: Int64

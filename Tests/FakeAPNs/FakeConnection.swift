@@ -167,7 +167,11 @@ final class FakeConnection: ChannelInboundHandler {
             connection: number, stream: Int(id), ordinal: core.requests.add(1, ordering: .relaxed).newValue,
             ordinalOfConnection: requests, time: now, sinceStart: now - core.startedAt, body: stream.body)
         let answer: FakeAnswer
-        if let refusal = refusal(headers, path, stream, at: now) {
+        if let channels = core.channels.answer(headers, stream.body, &identifiers) {
+            answer =
+                authentication.refusal(headers.authorization, at: now).map { .refused($0.status, $0.reason) }
+                ?? channels
+        } else if let refusal = refusal(headers, path, stream, at: now) {
             answer = .refused(refusal.status, refusal.reason)
         } else if let scripted = core.answer(request) {
             answer = scripted

@@ -11,6 +11,7 @@ struct RequestHeaders {
     var expiration: String?
     var collapseID: String?
     var apnsID: String?
+    var channelID: String?
     /// Whether one of these headers came twice.
     var hasDuplicates = false
 
@@ -30,6 +31,7 @@ struct RequestHeaders {
             case 13 where name == "authorization": set(&authorization, value)
             case 13 where name == "apns-priority": set(&priority, value)
             case 14 where name == "apns-push-type": set(&pushType, value)
+            case 15 where name == "apns-channel-id": set(&channelID, value)
             case 15 where name == "apns-expiration": set(&expiration, value)
             case 16 where name == "apns-collapse-id": set(&collapseID, value)
             default: break

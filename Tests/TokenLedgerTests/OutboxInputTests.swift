@@ -276,7 +276,8 @@ import TokenModel
         ),
         ("com.example.app.voip", nil, "{}", nil), ("com.example.app.voip", "voip", "{}", nil),
         ("com.example.app.voip-ptt", "pushtotalk", "{}", nil),
-        ("pass.com.example.card", nil, "{}", nil), ("pass.com.example.card", "background", "{}", nil),
+        ("pass.com.example.card", nil, "{}", nil), ("pass.com.example.card", nil, #"{"aps":[]}"#, nil),
+        ("pass.com.example.card", "background", "{}", nil),
         ("pass.com.example.card", "alert", "{}", nil),
         ("com.example.app", "background", "{}", "push_type is background, expected a payload with content-available 1"),
     ]

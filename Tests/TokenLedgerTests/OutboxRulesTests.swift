@@ -409,6 +409,12 @@ import TokenModel
             #expect(claimed.count == 1)
             try finish(claimed, .later(.seconds(300), "APNs answered 403 InvalidProviderToken"))
         }
+        // As the request of a paused campaign.
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, scheduled_at, deferred, last_error)
+            VALUES ('com.example.app', 'dd', '\(Self.alert)', 'infinity', true, 'APNs answered 403 InvalidProviderToken')
+            """, user: "postgres")
         var daemon = try database.connect(user: "a_daemon")
         #expect(try outbox.scopes(on: &daemon).due == [])
         try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator")

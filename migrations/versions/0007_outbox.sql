@@ -150,10 +150,10 @@ COMMENT ON TABLE tokenkeeper.paused_topic IS
 COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The reason given to pause_sending.';
 
 CREATE TABLE tokenkeeper.provider_token (
-    team_id   text COLLATE "C" NOT NULL,
-    key_id    text COLLATE "C" NOT NULL,
-    issued_at timestamptz NOT NULL,
-    sealed    text NOT NULL,
+    team_id   text COLLATE "C" NOT NULL CHECK (team_id ~ '^[A-Z0-9]{10}$'),
+    key_id    text COLLATE "C" NOT NULL CHECK (key_id ~ '^[A-Z0-9]{10}$'),
+    issued_at timestamptz NOT NULL CHECK (isfinite(issued_at)),
+    sealed    text NOT NULL CHECK (octet_length(sealed) <= 4096),
     PRIMARY KEY (team_id, key_id)
 );
 COMMENT ON TABLE tokenkeeper.provider_token IS

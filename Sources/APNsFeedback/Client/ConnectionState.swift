@@ -173,16 +173,16 @@ struct ConnectionState {
         -> Ending?
     {
         answered(at: now)
-        if answer.status != 403 || !Self.tokenReasons.contains(ResponseBody(answer.body).reason ?? "") {
+        let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
+        if !Self.tokenReasons.contains(reason ?? "") {
             isProven = true
             refusals.reset()
         }
-        let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
         // Another connection may reach another server, or go past whatever answers in its place.
         let isError =
             answer.status >= 500 || [403, 404, 405].contains(answer.status)
             || ["IdleTimeout", "TooManyProviderTokenUpdates"].contains(reason)
-            || (answer.status != 200 && !Interpretation.isOfAPNs(answer))
+            || !Interpretation.isOfAPNs(answer)
         countSend(stream, at: now, time)
         let taken = take(stream)
         // After Shutdown, the server takes no more. A request that comes again should find another connection.
@@ -202,7 +202,7 @@ struct ConnectionState {
     /// After these reasons, APNs has not accepted the sender. Apple, "Handling notification responses from APNs".
     private static let tokenReasons: Set<String> = [
         "ExpiredProviderToken", "InvalidProviderToken", "MissingProviderToken", "UnrelatedKeyIdInToken",
-        "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken",
+        "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "TooManyProviderTokenUpdates",
     ]
 
     /// A stream has ended.

@@ -127,6 +127,8 @@ struct Delivery: Sendable {
     }
 
     func outcome(_ end: PushOutcome.End) -> PushOutcome {
-        PushOutcome(request: request, sentAt: sentAt, sends: sends, end: end, responseTime: responseTime)
+        PushOutcome(
+            request: request, sentAt: sentAt, sends: sends, end: end, responseTime: responseTime,
+            authorization: authorization)
     }
 }

@@ -10,13 +10,19 @@ public struct PushOutcome: Sendable, Equatable {
     public var end: End
     /// From the last send to its response; nil if there was no response.
     public var responseTime: Duration?
+    /// The provider token of the last send; nil if there was none.
+    public var authorization: String?
 
-    public init(request: PushRequest, sentAt: Instant?, sends: Int, end: End, responseTime: Duration? = nil) {
+    public init(
+        request: PushRequest, sentAt: Instant?, sends: Int, end: End, responseTime: Duration? = nil,
+        authorization: String? = nil
+    ) {
         self.request = request
         self.sentAt = sentAt
         self.sends = sends
         self.end = end
         self.responseTime = responseTime
+        self.authorization = authorization
     }
 
     public enum End: Sendable, Equatable {

@@ -42,8 +42,10 @@ internal import TokenModel
         unsafe ck_set_pointer(easy, CURLOPT_PRIVATE, Unmanaged.passUnretained(self).toOpaque())
         unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
         setConnection(server, options)
-        setProxy(proxyURL, options)
-        setTLS(identity, options)
+        unsafe CurlSettings.setProxy(easy, proxyURL, options)
+        setTLS()
+        unsafe CurlSettings.setTrust(easy, options)
+        unsafe CurlSettings.setIdentity(easy, identity)
         setTrace()
     }
 
@@ -76,45 +78,10 @@ internal import TokenModel
         unsafe ck_set_long(easy, CURLOPT_CONNECTTIMEOUT_MS, Int(options.connectTimeout.wholeMilliseconds))
     }
 
-    /// For an `https` server, libcurl asks the proxy for a tunnel.
-    private func setProxy(_ url: SecretBytes?, _ options: PushClientOptions) {
-        switch options.route {
-        case .environment: break
-        // An empty text, unlike null, overrides the environment.
-        case .direct: unsafe ck_set_text(easy, CURLOPT_PROXY, "")
-        case .proxy:
-            unsafe url?.withCString { _ = unsafe ck_set_text(easy, CURLOPT_PROXY, $0) }
-            unsafe ck_set_text(easy, CURLOPT_NOPROXY, "")
-        }
-        unsafe ck_set_long(easy, CURLOPT_PROXY_SSL_VERIFYPEER, 1)
-        unsafe ck_set_long(easy, CURLOPT_PROXY_SSL_VERIFYHOST, 2)
-        // The proxy never sees the client's certificate: libcurl has other options for a proxy's.
-        if let file = options.authorityFile {
-            unsafe ck_set_text(easy, CURLOPT_PROXY_CAINFO, file)
-            unsafe ck_set_text(easy, CURLOPT_PROXY_CAPATH, nil)
-        }
-    }
-
-    private func setTLS(_ identity: PushIdentity, _ options: PushClientOptions) {
+    private func setTLS() {
         // With its own ALPN, libcurl 7.88 would begin an HTTP/2 session itself.
         unsafe ck_set_long(easy, CURLOPT_SSL_ENABLE_ALPN, 0)
         unsafe ck_set_tls_setup(easy)
-        unsafe ck_set_long(easy, CURLOPT_SSL_VERIFYPEER, 1)
-        unsafe ck_set_long(easy, CURLOPT_SSL_VERIFYHOST, 2)
-        if let file = options.authorityFile {
-            unsafe ck_set_text(easy, CURLOPT_CAINFO, file)
-            // Otherwise libcurl would trust the system's directory as well.
-            unsafe ck_set_text(easy, CURLOPT_CAPATH, nil)
-        }
-        guard let chain = identity.certificateChainPEM, let key = keyPEM else { return }
-        unsafe ck_set_text(easy, CURLOPT_SSLCERTTYPE, "PEM")
-        unsafe ck_set_text(easy, CURLOPT_SSLKEYTYPE, "PEM")
-        unsafe chain.withUnsafeBytes {
-            _ = unsafe ck_set_blob(easy, CURLOPT_SSLCERT_BLOB, $0.baseAddress, $0.count)
-        }
-        unsafe key.withBytes {
-            _ = unsafe ck_set_lasting_blob(easy, CURLOPT_SSLKEY_BLOB, $0.baseAddress, $0.count)
-        }
     }
 
     private func setTrace() {

@@ -27,18 +27,18 @@ public struct ClientCertificate: Sendable {
     ///   - key: The private key, if it has a file of its own.
     ///   - password: The password of the private key; ignored if the key is not encrypted.
     ///   - now: The time of day; nil to accept an expired certificate.
-    ///   - topics: Of several identities in the file, one for these topics and valid today is taken.
+    ///   - topics: Of several identities in the file, one for these topics, for these environments and valid today is taken. May have wildcards.
     /// - Throws: What is wrong: no certificate or no key, a missing or wrong password, the key of another certificate, or a certificate
     ///   that is not valid now.
     public init(
         pem: SecretBytes, key: SecretBytes? = nil, password: SecretBytes? = nil, at now: Instant?,
-        for topics: [String] = []
+        for topics: [String] = [], in environments: Set<Environment> = []
     ) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let blocks = PEMBlock.all(in: pem)
             let certificates = try Self.certificates(of: blocks, in: pem)
             let keys = try Self.keys(of: key.map { PEMBlock.all(in: $0) } ?? blocks, password: password)
-            return try Self.best(of: keys, certificates, at: now, for: topics)
+            return try Self.best(of: keys, certificates, at: now, for: topics, in: environments)
         }
     }
 
@@ -51,18 +51,20 @@ public struct ClientCertificate: Sendable {
     /// - Throws: What is wrong, as with PEM. For encryption that OpenSSL 3 disables by default (mostly RC2-40), the commands that
     ///   convert the file.
     public init(
-        pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?, for topics: [String] = []
+        pkcs12: SecretBytes, password: SecretBytes?, at now: Instant?, for topics: [String] = [],
+        in environments: Set<Environment> = []
     ) throws(CredentialError) {
         self = try ErrorQueue.confined { () throws(CredentialError) in
             let archive = try KeyArchive(pkcs12, password: password)
-            return try Self.best(of: archive.keys, archive.certificates, at: now, for: topics)
+            return try Self.best(of: archive.keys, archive.certificates, at: now, for: topics, in: environments)
         }
     }
 
-    /// Of the identities that keys and certificates make, the one for these topics and valid today; or else for these topics, or valid today, or the
-    /// one that is valid for longest. Keychain Access exports an old and a renewed certificate into one file.
+    /// Of the identities that keys and certificates make, one for these topics, or else for these environments, or else valid today; of several, the one that
+    /// is valid for longest. Keychain Access exports an old and a renewed certificate into one file, and those of both environments.
     private static func best(
-        of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String]
+        of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String],
+        in environments: Set<Environment>
     ) throws(CredentialError) -> ClientCertificate {
         var identities: [ClientCertificate] = []
         for key in keys {
@@ -72,10 +74,15 @@ public struct ClientCertificate: Sendable {
             }
         }
         func rank(_ identity: ClientCertificate) -> Int {
-            let fits = topics.allSatisfy {
-                $0.hasSuffix("*") || identity.topics.isEmpty || identity.topics.contains($0)
-            }
-            return (fits ? 2 : 0) + ((try? identity.requireValidity(at: now ?? .now)) == nil ? 0 : 1)
+            let fits =
+                identity.topics.isEmpty
+                || topics.allSatisfy { topic in
+                    topic.hasSuffix("*")
+                        ? identity.topics.contains { $0.hasPrefix(topic.dropLast()) } : identity.topics.contains(topic)
+                }
+            let isForAll = environments.isSubset(of: identity.environments)
+            let isValid = (try? identity.requireValidity(at: now ?? .now)) != nil
+            return (fits ? 4 : 0) + (isForAll ? 2 : 0) + (isValid ? 1 : 0)
         }
         // One that is complete, or the reason why none is.
         guard let best = identities.max(by: { (rank($0), $0.expiresAt) < (rank($1), $1.expiresAt) }) else {

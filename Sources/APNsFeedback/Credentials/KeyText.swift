@@ -1,10 +1,10 @@
 internal import Glibc
-internal import TokenModel
+public import TokenModel
 
 /// A private key as people pass it on: through an environment variable, a web form, a JSON file, PowerShell. Undoes what is unambiguous.
 ///
 /// Works on copies of the file's bytes, and wipes those that it makes itself.
-enum KeyText {
+public enum KeyText {
     /// The key as PEM; nil if nothing in the file looks like one.
     static func pem(in file: SecretBytes) -> SecretBytes? {
         var text = file.unprotected
@@ -16,6 +16,35 @@ enum KeyText {
         defer { wipe(&decoded) }
         if let pem = relined(decoded) { return pem }
         return looksLikeKey(decoded) ? PEMBlock.text(label: "PRIVATE KEY", content: SecretBytes(decoded)) : nil
+    }
+
+    /// A file as it was before it became UTF-16 or base64, or before its lines were joined by a backslash and an n. Any other file stays as it is.
+    public static func plain(_ file: SecretBytes) -> SecretBytes {
+        var text = file.unprotected
+        defer { wipe(&text) }
+        let wasWide = isWide(text)
+        if wasWide { text.removeAll { $0 == 0 || $0 >= 0x80 } }
+        if place(of: "-----BEGIN ", in: text, from: 0) != nil {
+            guard place(of: "\\n", in: text, from: 0) != nil else { return wasWide ? SecretBytes(text) : file }
+            var lines: [UInt8] = []
+            defer { wipe(&lines) }
+            var isEscape = false
+            for byte in text {
+                switch byte {
+                case UInt8(ascii: "\\"): isEscape = true
+                case UInt8(ascii: "n") where isEscape, UInt8(ascii: "r") where isEscape:
+                    lines.append(0x0A)
+                    isEscape = false
+                default:
+                    lines.append(byte)
+                    isEscape = false
+                }
+            }
+            return SecretBytes(lines)
+        }
+        guard var decoded = base64(text) else { return file }
+        defer { wipe(&decoded) }
+        return SecretBytes(decoded)
     }
 
     /// UTF-16: every other byte is 0.

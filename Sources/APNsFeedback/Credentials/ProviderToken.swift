@@ -20,15 +20,18 @@ public import TokenModel
 ///
 /// If a clock was wrong, APNs refuses the token (403 `ExpiredProviderToken`). Once the clock has been set, the next refusal leads to a new token at once.
 ///
-/// Daemons that send with one key share its token, so that one can take over from another, and APNs sees few new ones: each offers the others a token that
-/// APNs has accepted from it, and takes what it is offered if that is newer than its own, or if its own was not accepted yet. So all soon have the same one.
+/// Daemons that send with one key share its token, so that one can take over from another, and APNs sees few new ones. Each offers the others its token
+/// once APNs has accepted it, and takes what they offer if that is newer than its own, or if its own is not accepted. So all soon have the same one. One who
+/// has taken a token uses it for some minutes longer than its maker, who makes the next one; or else the first who is due does.
 public final class ProviderToken: Sendable {
     /// 20 minutes: Apple's minimum between two tokens.
     public static let leastAge = Duration.seconds(20 * 60)
     /// 58 minutes: Apple's hour, minus a margin for the time of a request and the difference between two clocks.
     public static let greatestAge = Duration.seconds(58 * 60)
-    /// A token that another daemon has made is used for so much longer: until then that one has made the next token, and offers it.
-    static let takenFor = Duration.seconds(3 * 60)
+    /// A token of another daemon is used for so many seconds longer than one of our own: each daemon for another time, or all would make the next one at once.
+    static let takenFor: ClosedRange<Int64> = 60...300
+    /// Five minutes: APNs has accepted a token of another daemon, so it is our clock that may be slow.
+    static let sharedLead: Int64 = 300_000_000
     /// One minute: the time of day may be set back this far without a new token.
     static let toleratedLead: Int64 = 60_000_000
 
@@ -40,10 +43,15 @@ public final class ProviderToken: Sendable {
 
     private struct State {
         var made: Made?
-        /// What APNs last refused as expired. It is not taken again.
-        var refused: String?
-        /// What was last offered by another daemon.
-        var offered = ""
+        /// The last tokens that this process has replaced. It takes none of them again.
+        var left: [String] = []
+        /// What another daemon has offered last, if there is nothing more to decide about it.
+        var judged = ""
+
+        mutating func replace(by next: Made) {
+            if let made { left = left.suffix(7) + [made.text] }
+            made = next
+        }
     }
 
     /// The current token.
@@ -53,12 +61,10 @@ public final class ProviderToken: Sendable {
         var issuedAt: Instant
         /// By `uptime`.
         var madeAt: Duration
-        /// Since when this process sends it, by the time of day.
-        var usedSince: Instant
         var usedFor: Duration
+        /// How far `issuedAt` may be ahead of the time of day, in microseconds.
+        var lead = ProviderToken.toleratedLead
         var isAccepted = false
-        /// Whether other daemons have it.
-        var isShared = false
     }
 
     /// - Parameters:
@@ -94,7 +100,7 @@ public final class ProviderToken: Sendable {
     public func text(at now: Instant) throws(CredentialError) -> String {
         try state.withLock { state throws(CredentialError) in
             if let made = state.made, !isDue(made, at: now) { return made.text }
-            return try replace(&state.made, at: now).text
+            return try replace(&state, at: now).text
         }
     }
 
@@ -113,8 +119,7 @@ public final class ProviderToken: Sendable {
                 if made.text != refused { return true }
                 if age(of: made) < Self.leastAge, !clockWasSet(since: made, now) { return false }
             }
-            state.refused = refused
-            _ = try replace(&state.made, at: now, refused: refused)
+            _ = try replace(&state, at: now, refused: refused)
             return true
         }
     }
@@ -124,48 +129,48 @@ public final class ProviderToken: Sendable {
     /// Whether APNs has not accepted the current token yet.
     public var awaitsProof: Bool { state.withLock { $0.made?.isAccepted == false } }
 
-    /// APNs has accepted a request, and so the token that it was sent with.
-    ///
-    /// - Parameter sentAt: When it was first sent, by the time of day.
-    public func wasAccepted(sentAt: Instant) {
+    /// APNs has accepted a token, or has refused it because it knows another one.
+    public func was(accepted isAccepted: Bool, _ text: String) {
         state.withLock { state in
-            // In the second in which the token was replaced, either one may have been sent.
-            guard let since = state.made?.usedSince.advanced(byMicroseconds: 1_000_000), sentAt >= since else { return }
-            state.made?.isAccepted = true
+            if state.made?.text == text { state.made?.isAccepted = isAccepted }
         }
     }
 
-    /// The current token, if APNs has accepted it and the other daemons do not have it. Call `wasShared` when they do.
-    public func toShare() -> SharedProviderToken? {
+    /// The current token, if APNs has accepted it, and other daemons do not have it.
+    ///
+    /// - Parameter other: The one that they have.
+    public func toShare(insteadOf other: SharedProviderToken?) -> SharedProviderToken? {
         state.withLock { state in
-            guard let made = state.made, made.isAccepted, !made.isShared,
+            guard let made = state.made, made.isAccepted, other.map({ $0.issuedAt < made.issuedAt }) ?? true,
                 let sealed = ErrorQueue.confined({ jwt.key.seal?.sealed(made.text, of: name) })
             else { return nil }
             return SharedProviderToken(key: key, issuedAt: made.issuedAt, sealed: sealed)
         }
     }
 
-    /// The others have the token that was issued then.
-    public func wasShared(_ shared: SharedProviderToken) {
-        state.withLock { state in
-            if state.made?.issuedAt == shared.issuedAt { state.made?.isShared = true }
-        }
-    }
-
-    /// Takes a token that APNs has accepted from another daemon, unless the current one was accepted, too, and is as new. Does nothing with one that this key
-    /// has not signed or sealed, that is too old, or that APNs has refused.
+    /// Takes a token that APNs has accepted from another daemon, unless the current one was accepted, too, and is newer. Does nothing with one that this key
+    /// has not signed and sealed, that is due to be replaced, or that this process has replaced before.
     public func take(_ shared: SharedProviderToken, at now: Instant) {
         guard shared.key == key else { return }
         state.withLock { state in
-            if state.offered == shared.sealed, state.made?.isAccepted == true { return }
-            state.offered = shared.sealed
+            if let made = state.made, made.isAccepted, shared.issuedAt < made.issuedAt || shared.sealed == state.judged
+            {
+                return
+            }
             guard let text = ErrorQueue.confined({ jwt.key.seal?.opened(shared.sealed, of: name) }),
-                text != state.made?.text, text != state.refused,
-                var taken = taken(text, at: now, for: min(reusedFor + Self.takenFor, Self.greatestAge))
-            else { return }
-            if let made = state.made, made.isAccepted, made.issuedAt >= taken.issuedAt { return }
-            (taken.isAccepted, taken.isShared) = (true, true)
-            state.made = taken
+                text != state.made?.text, !state.left.contains(text)
+            else {
+                state.judged = shared.sealed
+                return
+            }
+            guard var taken = taken(text, at: now, lead: Self.sharedLead) else { return }
+            state.judged = shared.sealed
+            if let made = state.made, made.isAccepted, taken.issuedAt < made.issuedAt { return }
+            taken.usedFor = min(reusedFor + .seconds(Int64.random(in: Self.takenFor)), Self.greatestAge)
+            taken.isAccepted = true
+            state.replace(by: taken)
+            // Daemons of other databases have it from there.
+            try? store?.replace { _ in text }
         }
     }
 
@@ -194,39 +199,42 @@ public final class ProviderToken: Sendable {
         if age < Self.leastAge { return false }
         let (ageByTheDay, overflow) = now.microseconds.subtractingReportingOverflow(made.issuedAt.microseconds)
         return overflow || age >= made.usedFor || .microseconds(ageByTheDay) >= made.usedFor
-            || ageByTheDay < -Self.toleratedLead
+            || ageByTheDay < -made.lead
     }
 
     /// Takes the kept token if it is another one and young enough, or makes one.
     private func replace(
-        _ made: inout Made?, at now: Instant, refused: String? = nil
+        _ state: inout State, at now: Instant, refused: String? = nil
     ) throws(CredentialError) -> Made {
         var next: Made?
+        let made = state.made
         try store?.replace { kept throws(CredentialError) in
-            if let kept, kept != made?.text, kept != refused { next = taken(kept, at: now, for: reusedFor) }
+            if let kept, kept != made?.text, kept != refused { next = taken(kept, at: now, lead: Self.toleratedLead) }
             let chosen = if let next { next } else { try make(at: now) }
             next = chosen
             return chosen.text
         }
         let chosen = if let next { next } else { try make(at: now) }
-        made = chosen
+        state.replace(by: chosen)
         return chosen
     }
 
     private func make(at now: Instant) throws(CredentialError) -> Made {
-        let text = try jwt.text(issuedAt: now.microseconds / 1_000_000)
-        return Made(text: text, issuedAt: now, madeAt: uptime(), usedSince: now, usedFor: reusedFor)
+        let seconds = now.microseconds / 1_000_000
+        let text = try jwt.text(issuedAt: seconds)
+        return Made(
+            text: text, issuedAt: Instant(microseconds: seconds * 1_000_000), madeAt: uptime(), usedFor: reusedFor)
     }
 
     /// A token of another process; nil if it is not to be used.
-    private func taken(_ kept: String, at now: Instant, for usedFor: Duration) -> Made? {
+    private func taken(_ kept: String, at now: Instant, lead: Int64) -> Made? {
         guard let seconds = jwt.issuedAt(of: kept) else { return nil }
         let (microseconds, isNoInstant) = seconds.multipliedReportingOverflow(by: 1_000_000)
         let (age, isNoAge) = now.microseconds.subtractingReportingOverflow(microseconds)
-        guard !isNoInstant, !isNoAge, age >= -Self.toleratedLead, .microseconds(age) < usedFor else { return nil }
+        guard !isNoInstant, !isNoAge, age >= -lead, .microseconds(age) < reusedFor else { return nil }
         return Made(
             text: kept, issuedAt: Instant(microseconds: microseconds), madeAt: uptime() - .microseconds(max(age, 0)),
-            usedSince: now, usedFor: usedFor)
+            usedFor: reusedFor, lead: lead)
     }
 
     private static func check(_ identifier: String, _ name: String, source: String) throws(CredentialError) {

@@ -109,6 +109,11 @@ public struct RetryPolicy: Sendable, Equatable {
         let pause =
             wasStopped ? .zero : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
         let blame = wasStopped ? Blame.nobody : cannotConnect ? .unreachable : .server
+        // An expiration of 0 allows one delivery. A server that has refused the stream has made none.
+        var attempt = attempt
+        if failure.kind == .connectionLost, !failure.mayHaveArrived, attempt.of.expiration == 0 {
+            attempt.of.expiration = nil
+        }
         let fate = again(after: pause, failure.message, attempt)
         // A server that accepts requests but never responds must not cause repeated deliveries.
         if failure.mayHaveArrived, case .later(let pause, let words) = fate {

@@ -7,8 +7,8 @@ struct CheckConfig: ParsableCommand {
         discussion: """
             If anything is wrong, prints every problem with its file and line, and exits with 78. Connects to nothing, unless --online is \
             given. With --online, it also connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one. It \
-            verifies the certificates, sends one request for a token that no device has, so that APNs says whether it accepts the credential, \
-            prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
+            verifies the certificates, sends one request for each topic and for a token that no device has, so that APNs says whether it accepts \
+            the credential, prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
             as the user tokenkeeperd, like the service, unless --database-url names a database.
             """)
 

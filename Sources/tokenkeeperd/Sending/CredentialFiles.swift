@@ -43,13 +43,15 @@ struct CredentialFiles {
         let password = try settings.certificatePasswordFile.map {
             try bytes($0, of: "certificate_password_file").firstLine
         }
-        let contents = try bytes(settings.certificateFile ?? "", of: "certificate_file")
+        let contents = KeyText.plain(try bytes(settings.certificateFile ?? "", of: "certificate_file"))
+        let environments = Set(settings.environments)
         guard Self.isPEM(contents) else {
             return try ClientCertificate(
-                pkcs12: contents, password: password, at: nil, for: settings.topics)
+                pkcs12: contents, password: password, at: nil, for: settings.topics, in: environments)
         }
-        let key = try settings.certificateKeyFile.map { try bytes($0, of: "certificate_key_file") }
-        return try ClientCertificate(pem: contents, key: key, password: password, at: nil, for: settings.topics)
+        let key = try settings.certificateKeyFile.map { KeyText.plain(try bytes($0, of: "certificate_key_file")) }
+        return try ClientCertificate(
+            pem: contents, key: key, password: password, at: nil, for: settings.topics, in: environments)
     }
 
     private func bytes(_ name: String, of key: String) throws(ConfigurationError) -> SecretBytes {

@@ -1,5 +1,7 @@
 internal import APNsFeedback
 internal import Logging
+internal import TokenLedger
+internal import TokenModel
 
 /// The provider tokens of all credentials, one for each signing key. Used while the credentials are loaded.
 ///
@@ -14,6 +16,13 @@ struct ProviderTokens {
     init(keptIn directory: String? = nil, logger: Logger? = nil) {
         self.directory = directory
         self.logger = logger
+    }
+
+    /// Takes those that daemons share in the database.
+    static func take(_ shared: [SharedProviderToken.Key: SharedProviderToken], _ tokens: [ProviderToken]) {
+        for token in tokens {
+            if let other = shared[token.key] { token.take(other, at: .now) }
+        }
     }
 
     /// The provider token of a key. Two keys under one identifier have two: one of them must be wrong, and only that one must fail.

@@ -31,12 +31,22 @@ struct ResponseEvidence {
         var pauses = 0
         /// When the last pause ends or has ended; nil if there was none.
         var until: ContinuousClock.Instant?
-        /// When the first outcome came, and the last one.
-        var since: ContinuousClock.Instant
-        var last: ContinuousClock.Instant
+        /// What was refused since a request was accepted, if it was not the odd one.
+        var refusal: Refusal?
         var kind = Kind.server
         /// The last outcome, in words.
         var words = ""
+    }
+
+    private struct Refusal {
+        /// When the first one came, and the last one.
+        var since: ContinuousClock.Instant
+        var last: ContinuousClock.Instant
+        var kind: Kind
+        var words: String
+
+        /// Who is refused waits up to five minutes before the next try.
+        static let lasts: Duration = .seconds(360)
     }
 
     private let timing: Timing
@@ -94,17 +104,17 @@ struct ResponseEvidence {
         case (.message, _), (.topic, _):
             accept(.server(scope))
             if isOdd, claimed.refusals > 0 { break }
-            finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
+            finding.pause = suspect(.topic(topic), step, claimed, isOdd: isOdd, trial: trial, at: now)
         case (.server, _), (.unreachable, _):
-            finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+            finding.pause = suspect(.server(scope), step, claimed, isOdd: isOdd, trial: trial, at: now)
         case (.sender, _), (.foreign, _):
             if isOdd, claimed.refusals > 0 { break }
             if !isOfOneTopic(topic, in: scope, at: now) || isOnTrial(.server(scope)) {
-                finding.pause = suspect(.server(scope), step, claimed, trial: trial, at: now)
+                finding.pause = suspect(.server(scope), step, claimed, isOdd: isOdd, trial: trial, at: now)
             }
             // The credential may be refused for this topic, and accepted for others.
             if !isOnTrial(.server(scope)) {
-                finding.pause = suspect(.topic(topic), step, claimed, trial: trial, at: now)
+                finding.pause = suspect(.topic(topic), step, claimed, isOdd: isOdd, trial: trial, at: now)
             }
         case (.nobody, _): break
         }
@@ -158,16 +168,18 @@ struct ResponseEvidence {
     }
 
     private mutating func suspect(
-        _ subject: Subject, _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, trial: Subject?,
+        _ subject: Subject, _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, isOdd: Bool, trial: Subject?,
         at now: ContinuousClock.Instant
     ) -> Finding.Pause? {
         guard let evidence = RetryPolicy.Evidence(step.blame), let kind = Kind(step.blame) else { return nil }
-        var suspicion = suspicions[subject] ?? Suspicion(since: now, last: now)
+        var suspicion = suspicions[subject] ?? Suspicion()
         defer { suspicions[subject] = suspicion }
-        suspicion.last = now
+        if !isOdd, step.blame.isRefusal, let words = step.blame.words {
+            let before = suspicion.refusal.flatMap { $0.last.duration(to: now) < Refusal.lasts ? $0.since : nil }
+            suspicion.refusal = Refusal(since: before ?? now, last: now, kind: kind, words: words)
+        }
         // A request from before the pause says nothing new.
         if let until = suspicion.until, now < until || trial != subject { return nil }
-        (suspicion.kind, suspicion.words) = (kind, step.blame.words ?? step.fate.error ?? suspicion.words)
         if suspicion.until == nil {
             suspicion.tokens[kind, default: []].insert(claimed.request.address)
             if suspicion.tokens[kind]!.count < evidence.tokens { return nil }
@@ -178,6 +190,8 @@ struct ResponseEvidence {
         let pause = timing.scaled(evidence.pause).pause(after: suspicion.pauses).jittered()
         suspicion.pauses += 1
         suspicion.until = now + pause
+        suspicion.kind = kind
+        suspicion.words = step.blame.words ?? step.fate.error ?? suspicion.words
         return Finding.Pause(subject: subject, duration: pause)
     }
 
@@ -186,10 +200,12 @@ struct ResponseEvidence {
         suspicions = suspicions.filter { !isMeant($0.key) }
     }
 
-    /// Forgets the pauses of subjects without requests.
+    /// Forgets the pauses and the refusals of subjects without requests.
     mutating func keep(where hasRequests: (Subject) -> Bool) {
-        if isQuiet { return }
-        suspicions = suspicions.filter { $0.value.until == nil || hasRequests($0.key) }
+        for subject in suspicions.keys where !hasRequests(subject) {
+            suspicions[subject]?.refusal = nil
+            if isOnTrial(subject) { suspicions[subject] = nil }
+        }
     }
 
     func isPausing(_ subject: Subject, at now: ContinuousClock.Instant) -> Bool {
@@ -207,23 +223,25 @@ struct ResponseEvidence {
         except others: some Sequence<CredentialScope>, at now: ContinuousClock.Instant
     ) -> [WaitingProblem] {
         let others = Set(others.map(Subject.server))
-        let shown = suspicions.filter {
-            !others.contains($0.key) && ($0.value.until != nil || isRefused($0.value, at: now))
-        }
+        let shown = suspicions.compactMapValues { self.shown($0, at: now) }.filter { !others.contains($0.key) }
         // What is said of a credential is not said of its topics again.
-        let ofServers = Set(
-            shown.compactMap { subject, suspicion in if case .server = subject { suspicion.words } else { nil } })
+        let ofServers = Set(shown.compactMap { if case .server = $0.key { $0.value.words } else { nil } })
         return shown.sorted { $0.key < $1.key }.compactMap { subject, suspicion in
             if case .topic = subject, suspicion.until == nil, ofServers.contains(suspicion.words) { return nil }
             return problem(of: subject, suspicion)
         }
     }
 
-    /// Whether a subject was refused some time ago, lately again, and not accepted meanwhile. It pauses only if tokens enough are refused; fewer ones must not
-    /// be refused unnoticed.
-    private func isRefused(_ suspicion: Suspicion, at now: ContinuousClock.Instant) -> Bool {
-        [.topic, .sender, .foreign].contains(suspicion.kind) && suspicion.since.duration(to: now) >= timing.unanswered
-            && suspicion.last.duration(to: now) < .seconds(360)
+    /// What is to be said of a subject that pauses or is tried. A subject pauses only if tokens enough are refused; fewer ones must not be refused unnoticed, so
+    /// it is also shown if it was refused some time ago and lately again.
+    private func shown(_ suspicion: Suspicion, at now: ContinuousClock.Instant) -> Suspicion? {
+        if suspicion.until != nil { return suspicion }
+        guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= timing.unanswered,
+            refusal.last.duration(to: now) < Refusal.lasts
+        else { return nil }
+        var shown = suspicion
+        (shown.kind, shown.words) = (refusal.kind, refusal.words)
+        return shown
     }
 
     /// Why a subject pauses, in words.

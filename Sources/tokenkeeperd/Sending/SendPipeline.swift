@@ -150,26 +150,30 @@ struct SendPipeline {
         return !renewed.isEmpty
     }
 
-    /// An accepted request shows that APNs accepts its provider token: then other daemons may have it.
-    private func noteAccepted(_ outcomes: [PushOutcome], _ token: ProviderToken) {
-        if !token.awaitsProof { return }
-        let accepted = outcomes.filter { outcome in
-            guard case .answered(let answer) = outcome.end else { return false }
-            return [200, 410].contains(answer.status) && Interpretation.isOfAPNs(answer)
+    /// Notes whether APNs accepts the current provider token: then other daemons may have it.
+    private func judge(_ token: ProviderToken, by outcomes: [PushOutcome]) {
+        let awaitsProof = token.awaitsProof
+        for outcome in outcomes {
+            guard let text = outcome.authorization, case .answered(let answer) = outcome.end,
+                Interpretation.isOfAPNs(answer)
+            else { continue }
+            if answer.status == 200 || answer.status == 410 {
+                if awaitsProof { token.was(accepted: true, text) }
+            } else if answer.reason == "TooManyProviderTokenUpdates" {
+                token.was(accepted: false, text)
+            }
         }
-        if let sentAt = accepted.compactMap(\.sentAt).max() { token.wasAccepted(sentAt: sentAt) }
     }
 
     /// Takes the provider tokens of other daemons, and gives them those that APNs has accepted from this one.
-    func shareTokens(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
+    mutating func shareTokens(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
         let tokens = senders.compactMap(\.credential.loaded?.token)
         if tokens.isEmpty { return }
-        let shared = try outbox.sharedTokens(on: &connection)
-        for token in tokens {
-            if let other = shared[token.key] { token.take(other, at: .now) }
-            guard let mine = token.toShare() else { continue }
-            try outbox.share(mine, on: &connection)
-            token.wasShared(mine)
+        try attempt("share provider tokens", on: &connection) { _, connection throws(DatabaseError) in
+            try outbox.exchangeTokens(on: &connection) { shared in
+                ProviderTokens.take(shared, tokens)
+                return tokens.compactMap { $0.toShare(insteadOf: shared[$0.key]) }
+            }
         }
     }
 
@@ -209,7 +213,7 @@ struct SendPipeline {
             let outcomes = collected.filter { !OtherEnvironment.isTrial($0) }
             for trial in collected where OtherEnvironment.isTrial(trial) { otherEnvironment.ended(trial) }
             clock.note(outcomes, at: .now)
-            if let token = sender.credential.loaded?.token { noteAccepted(outcomes, token) }
+            if let token = sender.credential.loaded?.token { judge(token, by: outcomes) }
             for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))

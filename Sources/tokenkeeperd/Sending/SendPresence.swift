@@ -54,13 +54,13 @@ struct SendPresence {
             chores(pipeline.chores.failures, &connection)
             pipeline.summary.report(waiting: pipeline.waiting)
         }
-        if isDue(sharedAt, every: timing.heartbeat) {
-            sharedAt = .now
-            try pipeline.shareTokens(outbox, on: &connection)
-        }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
             try outbox.beat(credentials: pipeline.credentials, trouble: problems, on: &connection)
+        }
+        if isDue(sharedAt, every: timing.heartbeat) {
+            sharedAt = .now
+            try pipeline.shareTokens(outbox, on: &connection)
         }
         if isDue(tookOverAt, every: timing.takeOver) {
             tookOverAt = .now

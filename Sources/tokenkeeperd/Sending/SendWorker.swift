@@ -150,6 +150,8 @@ struct SendWorker {
             }
         }
         pipeline.summary.report()
+        // Who takes over needs it.
+        try pipeline.shareTokens(outbox, on: &connection)
         if pipeline.isEmpty { try outbox.signOff(on: &connection) }
     }
 }

@@ -80,7 +80,8 @@ private struct Stage {
     }
 
     mutating func answer(_ stream: Int32, _ number: Int, _ status: Int32 = 200, reason: String? = nil) {
-        tell(.answer(stream, PushResponse(status: status, body: reason.map { #"{"reason":"\#($0)"}"# })), number)
+        let body = reason.map { #"{"reason":"\#($0)"}"# }
+        tell(.answer(stream, PushResponse(status: status, body: body, apnsID: "id")), number)
         tell(.closed(stream, code: 0), number)
     }
 

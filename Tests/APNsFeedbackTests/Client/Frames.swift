@@ -61,7 +61,8 @@ enum Frames {
 
     /// A whole response.
     static func answer(_ stream: Int32, _ status: String, _ body: String? = nil) -> [UInt8] {
-        guard let body else { return head(stream, status, ends: true) }
+        let id = status == "200" ? [("apns-id", "00000000-0000-4000-8000-000000000000")] : []
+        guard let body else { return head(stream, status, id, ends: true) }
         return head(stream, status) + data(stream, body)
     }
 

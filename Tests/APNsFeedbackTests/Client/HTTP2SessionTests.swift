@@ -32,7 +32,11 @@ import TokenModel
     @Test func `a response without a body is whole with its head`() throws {
         var session = try session()
         try session.receive(Frames.answer(1, "200"))
-        #expect(session.takeEvents() == [.answer(1, PushResponse(status: 200)), .closed(1, code: 0)])
+        #expect(
+            session.takeEvents() == [
+                .answer(1, PushResponse(status: 200, apnsID: "00000000-0000-4000-8000-000000000000")),
+                .closed(1, code: 0),
+            ])
     }
 
     @Test func `HEADERS of a 200 are reported even if RST_STREAM follows at once`() throws {

@@ -63,6 +63,39 @@ let appleExtensions = """
         #expect(try certificate(for: []).expiresAt > day, "any that is valid")
     }
 
+    @Test func `of a production and a sandbox identity, the one for the environment is taken`() throws {
+        try workshop.makeCertificate("live", extensions: "1.2.840.113635.100.6.3.2 = DER:0500")
+        try workshop.makeCertificate("sandbox", days: "-days 60", extensions: "1.2.840.113635.100.6.3.1 = DER:0500")
+        try workshop.run("cat sandbox.pem sandbox.key live.pem live.key > all.pem")
+        for environment in Environment.allCases {
+            let taken = try ClientCertificate(
+                pem: SecretBytes(workshop.read("all.pem")), at: .now, for: ["com.example.*"], in: [environment])
+            #expect(taken.environments == [environment])
+        }
+    }
+
+    @Test func `a file in UTF-16, in base64, or with escaped ends of lines is read as it was`() throws {
+        try workshop.makeCertificate()
+        try workshop.run("cat push.pem push.key > all.pem")
+        try workshop.makeArchive(of: ["push"], to: "all.p12")
+        let (pem, archive) = (try workshop.read("all.pem"), try workshop.read("all.p12"))
+        let text = String(decoding: pem, as: UTF8.self)
+        let forms: [(String, [UInt8])] = [
+            ("as it is", pem), ("UTF-16", [0xFF, 0xFE] + text.utf16.flatMap { [UInt8($0 & 0xFF), UInt8($0 >> 8)] }),
+            ("escaped", Array(text.replacingOccurrences(of: "\n", with: "\\n").utf8)),
+            ("escaped, too", Array(text.replacingOccurrences(of: "\n", with: "\\r\\n").utf8)),
+            ("base64", Array(Data(pem).base64EncodedString(options: .lineLength64Characters).utf8)),
+        ]
+        for (name, bytes) in forms {
+            let plain = KeyText.plain(SecretBytes(bytes))
+            #expect(throws: Never.self, "\(name)") { try ClientCertificate(pem: plain, at: .now) }
+        }
+        for bytes in [archive, Array(Data(archive).base64EncodedString().utf8)] {
+            let plain = KeyText.plain(SecretBytes(bytes))
+            #expect(throws: Never.self) { try ClientCertificate(pkcs12: plain, password: nil, at: .now) }
+        }
+    }
+
     @Test func `it takes topics and environments from Apple's extensions`() throws {
         try workshop.makeCertificate(extensions: appleExtensions)
         let certificate = try pem("push.pem", key: "push.key")

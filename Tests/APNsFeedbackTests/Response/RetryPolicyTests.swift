@@ -109,6 +109,14 @@ import TokenModel
         #expect(step(end, expiration: 0).fate == waits(.seconds(5)), "APNs has had no try")
     }
 
+    @Test func `a request whose stream was always refused is tried again, also if it allows one delivery only`() {
+        let refused = PushFailure(kind: .connectionLost, message: "refused", mayHaveArrived: false)
+        #expect(step(.unanswered(refused), expiration: 0) == .init(.later(.seconds(5), "refused"), .server))
+        let lost = PushFailure(kind: .connectionLost, message: "lost", mayHaveArrived: true)
+        #expect(
+            step(.unanswered(lost), expiration: 0).fate == .failed("lost; its expiration allows one try only"))
+    }
+
     @Test func `retries back off exponentially`() {
         #expect(
             step(answered(400, "IdleTimeout")) == .init(.later(.seconds(1), "APNs answered 400 IdleTimeout"), .server))

@@ -37,6 +37,26 @@ import Testing
         #expect(try check(other, other.key).status == 0)
     }
 
+    @Test func `each topic is tried with its push type, and the one that APNs refuses is named`() throws {
+        let stage = try SendingStage { _ in
+        } answer: { request in
+            request.topic == "com.example.other" ? .refused(400, "TopicDisallowed") : nil
+        }
+        let topics = ["com.example.app", "com.example.app.voip", "com.example.other", "com.example.wild.*"]
+        let checked = try check(stage, stage.key + ["credential.main.topics=\(topics.joined(separator: " "))"])
+        #expect(checked.status == 69, "\(checked)")
+        #expect(
+            checked.errors.contains(
+                "APNs production, credential main: topic com.example.other: APNs answered 400 TopicDisallowed; the key or certificate is for"
+            ),
+            "\(checked.errors)")
+        let requests = stage.apns.records.exchanges.map(\.request)
+        #expect(
+            Set(requests.map { "\($0.topic ?? "") \($0.pushType ?? "")" }) == [
+                "com.example.app alert", "com.example.app.voip voip", "com.example.other alert",
+            ])
+    }
+
     @Test func `a key_id that its file contradicts is named`() throws {
         let stage = try SendingStage()
         let exchanged = try check(

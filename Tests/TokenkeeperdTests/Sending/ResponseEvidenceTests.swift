@@ -215,22 +215,27 @@ private typealias Decisions = `The sender's decisions`
 
     @Test func `few refused tokens pause nothing, and are shown after a while until one is accepted`() {
         var evidence = ResponseEvidence(.production)
-        let refused = Self.refusal(.sender("APNs answered 403 TooManyProviderTokenUpdates"))
+        let refused = Self.refusal(.sender("APNs answered 429 TooManyProviderTokenUpdates"))
         func shown(_ evidence: ResponseEvidence, _ time: Duration) -> [String] {
             evidence.problems(except: [], at: start + time).map(\.words)
         }
         _ = note(refused, token: 1, &evidence)
         #expect(shown(evidence, .seconds(9)).isEmpty)
         let words =
-            "APNs refuses the credential (main, production), and requests wait: APNs answered 403 TooManyProviderTokenUpdates; another host "
+            "APNs refuses the credential (main, production), and requests wait: APNs answered 429 TooManyProviderTokenUpdates; another host "
             + "or program makes provider tokens of this key, too; it ends within 20 minutes"
         #expect(shown(evidence, .seconds(10)) == [words] && evidence.isQuiet, "once, and not for its topic, too")
         #expect(shown(evidence, .seconds(361)).isEmpty, "nothing is tried any more")
         _ = note(refused, token: 1, &evidence, at: .seconds(361))
-        #expect(shown(evidence, .seconds(362)) == [words])
+        #expect(shown(evidence, .seconds(362)).isEmpty && shown(evidence, .seconds(371)) == [words], "another time")
         _ = note(accepted, token: 2, &evidence, at: .seconds(363))
         #expect(shown(evidence, .seconds(364)).isEmpty)
-        // A server's error now and then is nothing that anybody could mend.
+        _ = note(refused, token: 3, &evidence, at: .seconds(365))
+        evidence.keep { _ in false }
+        #expect(shown(evidence, .seconds(380)).isEmpty, "its requests were deleted")
+        _ = note(refused, token: 3, refusals: 0, othersAccepted: true, &evidence, at: .seconds(800))
+        #expect(shown(evidence, .seconds(820)).isEmpty, "the odd one")
+        // A server's error now and then is nothing that anybody could mend, and changes nothing.
         _ = note(.init(.later(.seconds(1), "w"), .server), token: 1, &evidence, at: .seconds(363))
         #expect(shown(evidence, .seconds(400)).isEmpty)
     }

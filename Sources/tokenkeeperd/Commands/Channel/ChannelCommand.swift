@@ -1,0 +1,199 @@
+internal import APNsFeedback
+internal import ArgumentParser
+internal import FoundationEssentials
+internal import TokenLedger
+internal import TokenModel
+
+/// Creates, lists, shows and deletes the channels of an app, and sends to one.
+struct ChannelCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "channel",
+        abstract: "Create, list, show or delete broadcast channels for Live Activities, or send to one.",
+        discussion: """
+            A push to a channel reaches all devices whose Live Activity has subscribed to it. Apple keeps the channels, at most 10,000 for an \
+            app and environment: nothing of them is in the database. The commands use the credential that the daemon has for the \
+            app, so run them as the user who can read its files. Each is one request to APNs and is not repeated.
+            """,
+        subcommands: [Create.self, List.self, Show.self, Delete.self, Send.self])
+
+    /// Whose channels.
+    struct App: ParsableArguments {
+        @OptionGroup var options: ConfigurationOptions
+
+        @Option(help: "The app's bundle identifier, such as com.example.app.")
+        var app: String
+
+        @Option(help: "production or sandbox.")
+        var environment = "production"
+
+        func validate() throws { try TopicOption.check(environment: environment) }
+
+        /// Calls APNs. Prints why it has not worked, and exits.
+        func ask<Answer>(_ work: (BroadcastChannels) throws(BroadcastChannels.Failure) -> Answer) throws -> Answer {
+            Signals.unblock()
+            let configuration = try options.load()
+            let credential = try credential(of: configuration)
+            guard let topic = Topic(app), let environment = Environment(rawValue: environment) else {
+                throw ValidationError("--app \(Topic.fault(of: app) ?? "")")
+            }
+            do throws(BroadcastChannels.Failure) {
+                return try work(
+                    BroadcastChannels(of: topic, in: environment, credential.identity, configuration.clientOptions))
+            } catch {
+                ConfigurationOptions.complain("\(error)\(ResponseEvidence.help(error.description))")
+                throw ExitCode(ExitStatus.unavailable.rawValue)
+            }
+        }
+
+        private func credential(of configuration: Configuration) throws -> LoadedCredential {
+            let found = [app, app + ".push-type.liveactivity"].lazy.compactMap { topic in
+                CredentialSettings.best(
+                    of: configuration.credentials, for: TopicScope(environment: environment, topic: topic))
+            }.first
+            guard let found else {
+                ConfigurationOptions.complain(
+                    "no credential is configured for \(HistoryText.plain(app)) (\(environment)): add the topic to a [credential.NAME]"
+                )
+                throw ExitCode(ExitStatus.configuration.rawValue)
+            }
+            // APNs can refuse a new provider token while it knows that of the daemon.
+            var tokens = ProviderTokens(keptIn: configuration.providerTokenDirectory)
+            let credential: LoadedCredential
+            do {
+                credential = try LoadedCredential(found, folders: options.credentialFolders, &tokens)
+            } catch {
+                for problem in error.problems { ConfigurationOptions.complain(problem) }
+                throw ExitCode(ExitStatus.configuration.rawValue)
+            }
+            if let token = credential.token, var connection = try? configuration.connectLikeService(writes: false),
+                let shared = try? Outbox.sharedTokens(on: &connection)
+            {
+                ProviderTokens.take(shared, [token])
+            }
+            return credential
+        }
+    }
+
+    struct Create: ParsableCommand {
+        static let configuration = CommandConfiguration(abstract: "Create a channel, and print its identifier.")
+
+        @OptionGroup var app: App
+
+        @Flag(help: "APNs keeps the latest push for devices that subscribe or come online later.")
+        var keepLatest = false
+
+        func run() throws {
+            print(
+                try app.ask { channels throws(BroadcastChannels.Failure) in try channels.create(keepsLatest: keepLatest)
+                })
+        }
+    }
+
+    struct List: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Print the identifiers of all channels, one per line.")
+
+        @OptionGroup var app: App
+
+        func run() throws {
+            for channel in try app.ask({ channels throws(BroadcastChannels.Failure) in try channels.list() }) {
+                print(HistoryText.plain(channel))
+            }
+        }
+    }
+
+    struct Show: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Say whether APNs keeps the latest push to a channel.")
+
+        @OptionGroup var app: App
+
+        @Argument(help: "The identifier of the channel.")
+        var channel: String
+
+        func run() throws {
+            let keepsLatest = try app.ask { channels throws(BroadcastChannels.Failure) in
+                try channels.keepsLatest(channel)
+            }
+            print(keepsLatest ? "keeps the latest push" : "keeps no push")
+        }
+    }
+
+    struct Delete: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Delete a channel. Devices get nothing from it any more.")
+
+        @OptionGroup var app: App
+
+        @Argument(help: "The identifier of the channel.")
+        var channel: String
+
+        func run() throws {
+            try app.ask { channels throws(BroadcastChannels.Failure) in try channels.delete(channel) }
+            print("deleted")
+        }
+    }
+
+    struct Send: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            abstract: "Send a push to a channel, once.",
+            discussion: """
+                The payload is that of a Live Activity: {"aps":{"timestamp":…,"event":"update","content-state":{…}}}.
+                """)
+
+        @OptionGroup var app: App
+
+        @Argument(help: "The identifier of the channel.")
+        var channel: String
+
+        @Argument(help: "The payload, a JSON object. - reads it from standard input.")
+        var payload: String
+
+        @Option(help: "10 shows it at once, 5 saves power.")
+        var priority = 10
+
+        @Option(
+            help: "How long APNs keeps it, such as 1h: for channels that keep the latest push. [default: not at all]")
+        var keepFor: String?
+
+        func validate() throws {
+            if ![5, 10].contains(priority) { throw ValidationError("--priority is \(priority), expected 10 or 5.") }
+            if let keepFor, DurationText.duration(keepFor) == nil {
+                throw ValidationError(
+                    "--keep-for is \"\(HistoryText.plain(keepFor))\", expected a duration such as 30m or 1h.")
+            }
+        }
+
+        func run() throws {
+            let text = payload == "-" ? Self.standardInput() : payload
+            guard (try? JSONDecoder().decode(JSONObject.self, from: Data(text.utf8))) != nil else {
+                throw ValidationError("the payload is not a JSON object.")
+            }
+            let expiration = keepFor.flatMap(DurationText.duration).map {
+                Instant.now.microseconds / 1_000_000 + $0.components.seconds
+            }
+            let push = BroadcastChannels.Push(
+                payload: Array(text.utf8), priority: priority, expiration: expiration ?? 0)
+            let id = try app.ask { channels throws(BroadcastChannels.Failure) in try channels.send(push, to: channel) }
+            print("accepted" + (id.map { " as \(HistoryText.plain($0))" } ?? ""))
+        }
+
+        /// Any one.
+        private struct JSONObject: Decodable {
+            private struct Name: CodingKey {
+                var stringValue: String
+                var intValue: Int? { nil }
+                init?(stringValue: String) { self.stringValue = stringValue }
+                init?(intValue: Int) { nil }
+            }
+
+            init(from decoder: any Decoder) throws { _ = try decoder.container(keyedBy: Name.self) }
+        }
+
+        private static func standardInput() -> String {
+            var text = ""
+            while let line = readLine(strippingNewline: false) { text += line }
+            return text
+        }
+    }
+}
