@@ -48,7 +48,7 @@ public struct BroadcastChannels {
         let settings = #"{"message-storage-policy":\#(keepsLatest ? 1 : 0),"push-type":"LiveActivity"}"#
         let response = try ask("POST", "channels", channel: nil, body: Array(settings.utf8))
         guard let channel = response.headers["apns-channel-id"], !channel.isEmpty else {
-            throw Failure(description: "the response has no apns-channel-id, so it is not from APNs")
+            throw Failure(description: "the response has no apns-channel-id")
         }
         return channel
     }
@@ -103,11 +103,13 @@ public struct BroadcastChannels {
         } catch {
             throw Failure(description: error.message)
         }
-        guard (200...299).contains(response.status) else {
-            let reason = ResponseBody(String(decoding: response.body, as: UTF8.self)).reason ?? Verdict.noReason
-            throw Failure(description: "APNs answered \(response.status) \(reason)")
+        if response.headers["apns-request-id"] != nil, (200...299).contains(response.status) { return response }
+        let body = ResponseBody(String(decoding: response.body, as: UTF8.self))
+        let isWord = body.reason?.utf8.allSatisfy { UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 & 0xDF }
+        guard let reason = body.reason, isWord == true else {
+            throw Failure(description: "the server answered \(response.status), but not as APNs does")
         }
-        return response
+        throw Failure(description: "APNs answered \(response.status) \(reason)")
     }
 
     private func decoded<Content: Decodable>(

@@ -211,9 +211,9 @@ struct ConnectionState {
         guard let ended = streams.removeValue(forKey: stream), var delivery else { return nil }
         if !ended.hasHead, ended.writtenAt == nil || code == HTTP2Error.refusedStream {
             // What GOAWAY refused says nothing about streams before it.
-            let isAlone = stream <= lastStream && phase == .open
-            if ended.writtenAt != nil { delivery.wasRefused(alone: isAlone) }
-            if isAlone { rest(at: now) }
+            let isByGoAway = stream > lastStream || phase != .open
+            if ended.writtenAt != nil { delivery.wasRefused(byGoAway: isByGoAway) }
+            if !isByGoAway { rest(at: now) }
             return .refused(delivery)
         }
         let why = ended.hasHead ? "the end of the response is missing" : "the stream was reset"

@@ -8,7 +8,7 @@ struct Delivery: Sendable {
     let request: PushRequest
     private(set) var sentAt: Instant?
     private(set) var sends = 0
-    /// How often the server has refused the stream of this request, and not those of others.
+    /// How often the server has refused the stream of this request by REFUSED_STREAM, and not by GOAWAY.
     private var refusals = 0
     /// From the last send to its response; nil before the response.
     private(set) var responseTime: Duration?
@@ -44,9 +44,9 @@ struct Delivery: Sendable {
     }
 
     /// The last send does not count: the server says that it did not process the request.
-    mutating func wasRefused(alone: Bool) {
+    mutating func wasRefused(byGoAway: Bool) {
         sends -= 1
-        if alone { refusals += 1 }
+        if !byGoAway { refusals += 1 }
         if sends == 0 { sentAt = nil }
     }
 

@@ -18,7 +18,7 @@ struct SingleRequest {
     var method: String
     /// Begins with a slash, and has only characters that a URL allows.
     var path: String
-    /// Their values have no line ends.
+    /// Whoever makes the request sees to it that the values have no line ends.
     var headers: [(name: String, value: String)]
     var body: [UInt8]?
 
@@ -55,9 +55,13 @@ struct SingleRequest {
         let user = unsafe Unmanaged.passUnretained(received).toOpaque()
         unsafe ck_set_receiver(easy, CURLOPT_HEADERFUNCTION, CURLOPT_HEADERDATA, Self.takeHeader, user)
         unsafe ck_set_receiver(easy, CURLOPT_WRITEFUNCTION, CURLOPT_WRITEDATA, Self.takeBody, user)
+        let complaint = UnsafeMutablePointer<CChar>.allocate(capacity: Int(CURL_ERROR_SIZE))
+        unsafe complaint.initialize(repeating: 0, count: Int(CURL_ERROR_SIZE))
+        defer { unsafe complaint.deallocate() }
+        unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
         let code = unsafe curl_easy_perform(easy)
         guard code == CURLE_OK else {
-            let message = unsafe String(cString: curl_easy_strerror(code))
+            let message = unsafe TLSConnection.message(code, complaint)
             throw Failure(
                 message: "\(server.host):\(server.port): \(message)"
                     + (options.route.proxyName.map { " (through \($0))" } ?? ""))
@@ -78,6 +82,8 @@ struct SingleRequest {
         unsafe ck_set_long(easy, CURLOPT_HTTP_VERSION, Int(CURL_HTTP_VERSION_2TLS))
         unsafe ck_set_long(easy, CURLOPT_SSLVERSION, Int(CURL_SSLVERSION_TLSv1_2))
         unsafe ck_set_long(easy, CURLOPT_NOSIGNAL, 1)
+        // Those of a proxy are not the server's.
+        unsafe ck_set_long(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1)
         unsafe ck_set_long(easy, CURLOPT_CONNECTTIMEOUT_MS, Int(options.connectTimeout.wholeMilliseconds))
         let limit = options.connectTimeout + options.answerTimeout
         unsafe ck_set_long(easy, CURLOPT_TIMEOUT_MS, Int(limit.wholeMilliseconds))
@@ -103,6 +109,8 @@ struct SingleRequest {
 
     private static let takeHeader: ck_receiver = { bytes, size, count, user in
         let line = unsafe String(decoding: UnsafeRawBufferPointer(start: bytes, count: size * count), as: UTF8.self)
+        // What came before was an informational response.
+        if line.hasPrefix("HTTP/") { unsafe Received.of(user)?.headers = [:] }
         let parts = line.split(separator: ":", maxSplits: 1)
         if parts.count == 2 {
             let value = parts[1].trimmingPrefix(while: \.isWhitespace)

@@ -97,8 +97,10 @@ internal import TokenModel
         proxyName.map { "\(message(code)) (through \($0))" } ?? message(code)
     }
 
+    private func message(_ code: CURLcode) -> String { unsafe Self.message(code, complaint) }
+
     /// libcurl's error message, in one line.
-    func message(_ code: CURLcode) -> String {
+    static func message(_ code: CURLcode, _ complaint: UnsafePointer<CChar>) -> String {
         let text = unsafe complaint[0] == 0 ? String(cString: curl_easy_strerror(code)) : String(cString: complaint)
         // libcurl would repeat the proxy with its password.
         if text.hasPrefix("Unsupported proxy") { return "libcurl does not support this proxy" }

@@ -27,6 +27,7 @@ public enum KeyText {
         if place(of: "-----BEGIN ", in: text, from: 0) != nil {
             guard place(of: "\\n", in: text, from: 0) != nil else { return wasWide ? SecretBytes(text) : file }
             var lines: [UInt8] = []
+            lines.reserveCapacity(text.count)
             defer { wipe(&lines) }
             var isEscape = false
             for byte in text {
@@ -35,6 +36,8 @@ public enum KeyText {
                 case UInt8(ascii: "n") where isEscape, UInt8(ascii: "r") where isEscape:
                     lines.append(0x0A)
                     isEscape = false
+                // Around the whole, as in JSON.
+                case UInt8(ascii: "\""), UInt8(ascii: "'"): isEscape = false
                 default:
                     lines.append(byte)
                     isEscape = false

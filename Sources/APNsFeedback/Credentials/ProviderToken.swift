@@ -47,6 +47,8 @@ public final class ProviderToken: Sendable {
         var left: [String] = []
         /// What another daemon has offered last, if there is nothing more to decide about it.
         var judged = ""
+        /// Whether the store lacks the current token.
+        var isToKeep = false
 
         mutating func replace(by next: Made) {
             if let made { left = left.suffix(7) + [made.text] }
@@ -62,8 +64,6 @@ public final class ProviderToken: Sendable {
         /// By `uptime`.
         var madeAt: Duration
         var usedFor: Duration
-        /// How far `issuedAt` may be ahead of the time of day, in microseconds.
-        var lead = ProviderToken.toleratedLead
         var isAccepted = false
     }
 
@@ -139,9 +139,10 @@ public final class ProviderToken: Sendable {
     /// The current token, if APNs has accepted it, and other daemons do not have it.
     ///
     /// - Parameter other: The one that they have.
-    public func toShare(insteadOf other: SharedProviderToken?) -> SharedProviderToken? {
+    public func toShare(insteadOf other: SharedProviderToken?, at now: Instant) -> SharedProviderToken? {
         state.withLock { state in
-            guard let made = state.made, made.isAccepted, other.map({ $0.issuedAt < made.issuedAt }) ?? true,
+            guard let made = state.made, made.isAccepted, !isDue(made, at: now),
+                other.map({ $0.issuedAt < made.issuedAt }) ?? true,
                 let sealed = ErrorQueue.confined({ jwt.key.seal?.sealed(made.text, of: name) })
             else { return nil }
             return SharedProviderToken(key: key, issuedAt: made.issuedAt, sealed: sealed)
@@ -169,8 +170,23 @@ public final class ProviderToken: Sendable {
             taken.usedFor = min(reusedFor + .seconds(Int64.random(in: Self.takenFor)), Self.greatestAge)
             taken.isAccepted = true
             state.replace(by: taken)
-            // Daemons of other databases have it from there.
-            try? store?.replace { _ in text }
+            state.isToKeep = true
+        }
+    }
+
+    /// Keeps a token that was taken, for the next process and for daemons of other databases. Apart from `take`: a file may take long.
+    public func keep() {
+        let taken = state.withLock { state in
+            defer { state.isToKeep = false }
+            return state.isToKeep ? state.made : nil
+        }
+        guard let taken, let store else { return }
+        try? store.replace { kept in
+            // That of a daemon of another database may be newer.
+            if let kept, let seconds = jwt.issuedAt(of: kept), seconds > taken.issuedAt.microseconds / 1_000_000 {
+                return kept
+            }
+            return taken.text
         }
     }
 
@@ -199,7 +215,7 @@ public final class ProviderToken: Sendable {
         if age < Self.leastAge { return false }
         let (ageByTheDay, overflow) = now.microseconds.subtractingReportingOverflow(made.issuedAt.microseconds)
         return overflow || age >= made.usedFor || .microseconds(ageByTheDay) >= made.usedFor
-            || ageByTheDay < -made.lead
+            || ageByTheDay < -Self.toleratedLead
     }
 
     /// Takes the kept token if it is another one and young enough, or makes one.
@@ -234,7 +250,7 @@ public final class ProviderToken: Sendable {
         guard !isNoInstant, !isNoAge, age >= -lead, .microseconds(age) < reusedFor else { return nil }
         return Made(
             text: kept, issuedAt: Instant(microseconds: microseconds), madeAt: uptime() - .microseconds(max(age, 0)),
-            usedFor: reusedFor, lead: lead)
+            usedFor: reusedFor)
     }
 
     private static func check(_ identifier: String, _ name: String, source: String) throws(CredentialError) {

@@ -109,9 +109,9 @@ public struct RetryPolicy: Sendable, Equatable {
         let pause =
             wasStopped ? .zero : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
         let blame = wasStopped ? Blame.nobody : cannotConnect ? .unreachable : .server
-        // An expiration of 0 allows one delivery. A server that has refused the stream has made none.
+        // An expiration of 0 allows one delivery. A server that has refused the stream has made none. Once: later, it would come too late.
         var attempt = attempt
-        if failure.kind == .connectionLost, !failure.mayHaveArrived, attempt.of.expiration == 0 {
+        if failure.kind == .connectionLost, !failure.mayHaveArrived, attempt.attempts == 0, attempt.of.expiration == 0 {
             attempt.of.expiration = nil
         }
         let fate = again(after: pause, failure.message, attempt)

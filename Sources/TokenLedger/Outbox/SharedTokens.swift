@@ -1,14 +1,14 @@
 public import TokenModel
 
 extension Outbox {
-    /// The provider tokens that daemons share and that may still be of use.
+    /// The provider tokens that daemons share and that may be of use: not those of an hour ago, or of a clock that is ahead.
     public static func sharedTokens(
         on connection: inout Connection
     ) throws(DatabaseError) -> [SharedProviderToken.Key: SharedProviderToken] {
         let tokens = try connection.query(
             """
             SELECT p.team_id, p.key_id, p.issued_at, p.sealed FROM tokenkeeper.provider_token AS p
-            WHERE p.issued_at > clock_timestamp() - interval '1 hour'
+            WHERE p.issued_at BETWEEN clock_timestamp() - interval '1 hour' AND clock_timestamp() + interval '5 minutes'
             """
         ).decode { row throws(DatabaseError) in
             SharedProviderToken(

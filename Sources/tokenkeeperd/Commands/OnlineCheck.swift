@@ -111,7 +111,7 @@ private struct CredentialProbe {
             id: UUID().uuidString.lowercased(), mayBeRepeated: false)
     }
 
-    private var exactTopics: [String] { credential.settings.topics.filter { !$0.hasSuffix("*") } }
+    private var exactTopics: [String] { Set(credential.settings.topics.filter { !$0.hasSuffix("*") }).sorted() }
 
     /// If all have a wildcard, one of them without it: APNs judges the credential first.
     private var topics: [String] {

@@ -44,6 +44,7 @@ struct ResponseEvidence {
         var last: ContinuousClock.Instant
         var kind: Kind
         var words: String
+        var scope: CredentialScope
 
         /// Who is refused waits up to five minutes before the next try.
         static let lasts: Duration = .seconds(360)
@@ -104,17 +105,17 @@ struct ResponseEvidence {
         case (.message, _), (.topic, _):
             accept(.server(scope))
             if isOdd, claimed.refusals > 0 { break }
-            finding.pause = suspect(.topic(topic), step, claimed, isOdd: isOdd, trial: trial, at: now)
+            finding.pause = suspect(.topic(topic), step, claimed, in: scope, isOdd: isOdd, trial: trial, at: now)
         case (.server, _), (.unreachable, _):
-            finding.pause = suspect(.server(scope), step, claimed, isOdd: isOdd, trial: trial, at: now)
+            finding.pause = suspect(.server(scope), step, claimed, in: scope, isOdd: isOdd, trial: trial, at: now)
         case (.sender, _), (.foreign, _):
             if isOdd, claimed.refusals > 0 { break }
             if !isOfOneTopic(topic, in: scope, at: now) || isOnTrial(.server(scope)) {
-                finding.pause = suspect(.server(scope), step, claimed, isOdd: isOdd, trial: trial, at: now)
+                finding.pause = suspect(.server(scope), step, claimed, in: scope, isOdd: isOdd, trial: trial, at: now)
             }
             // The credential may be refused for this topic, and accepted for others.
             if !isOnTrial(.server(scope)) {
-                finding.pause = suspect(.topic(topic), step, claimed, isOdd: isOdd, trial: trial, at: now)
+                finding.pause = suspect(.topic(topic), step, claimed, in: scope, isOdd: isOdd, trial: trial, at: now)
             }
         case (.nobody, _): break
         }
@@ -168,15 +169,15 @@ struct ResponseEvidence {
     }
 
     private mutating func suspect(
-        _ subject: Subject, _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, isOdd: Bool, trial: Subject?,
-        at now: ContinuousClock.Instant
+        _ subject: Subject, _ step: RetryPolicy.Step, _ claimed: ClaimedRequest, in scope: CredentialScope, isOdd: Bool,
+        trial: Subject?, at now: ContinuousClock.Instant
     ) -> Finding.Pause? {
         guard let evidence = RetryPolicy.Evidence(step.blame), let kind = Kind(step.blame) else { return nil }
         var suspicion = suspicions[subject] ?? Suspicion()
         defer { suspicions[subject] = suspicion }
         if !isOdd, step.blame.isRefusal, let words = step.blame.words {
             let before = suspicion.refusal.flatMap { $0.last.duration(to: now) < Refusal.lasts ? $0.since : nil }
-            suspicion.refusal = Refusal(since: before ?? now, last: now, kind: kind, words: words)
+            suspicion.refusal = Refusal(since: before ?? now, last: now, kind: kind, words: words, scope: scope)
         }
         // A request from before the pause says nothing new.
         if let until = suspicion.until, now < until || trial != subject { return nil }
@@ -224,16 +225,19 @@ struct ResponseEvidence {
     ) -> [WaitingProblem] {
         let others = Set(others.map(Subject.server))
         let shown = suspicions.compactMapValues { self.shown($0, at: now) }.filter { !others.contains($0.key) }
-        // What is said of a credential is not said of its topics again.
-        let ofServers = Set(shown.compactMap { if case .server = $0.key { $0.value.words } else { nil } })
         return shown.sorted { $0.key < $1.key }.compactMap { subject, suspicion in
-            if case .topic = subject, suspicion.until == nil, ofServers.contains(suspicion.words) { return nil }
+            // What is said of a credential is not said of its topics again.
+            if case .topic = subject, suspicion.until == nil, let scope = suspicion.refusal?.scope,
+                shown[.server(scope)]?.words == suspicion.words
+            {
+                return nil
+            }
             return problem(of: subject, suspicion)
         }
     }
 
     /// What is to be said of a subject that pauses or is tried. A subject pauses only if tokens enough are refused; fewer ones must not be refused unnoticed, so
-    /// it is also shown if it was refused some time ago and lately again.
+    /// it is also shown some seconds after a refusal, as long as nothing is accepted.
     private func shown(_ suspicion: Suspicion, at now: ContinuousClock.Instant) -> Suspicion? {
         if suspicion.until != nil { return suspicion }
         guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= timing.unanswered,
@@ -273,7 +277,7 @@ struct ResponseEvidence {
             "; usually key_id and team_id are exchanged, or the key was revoked or is another one than key_id says"
         case "ExpiredProviderToken": "; check the clock of this machine"
         case "TooManyProviderTokenUpdates":
-            "; another host or program makes provider tokens of this key, too; it ends within 20 minutes"
+            "; another host or program makes provider tokens of this key, too"
         case "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "BadCertificateEnvironment":
             "; the key or certificate is for the other environment only"
         case "TopicDisallowed": "; the key or certificate is for other topics only"

@@ -154,27 +154,29 @@ struct SendPipeline {
     private func judge(_ token: ProviderToken, by outcomes: [PushOutcome]) {
         let awaitsProof = token.awaitsProof
         for outcome in outcomes {
-            guard let text = outcome.authorization, case .answered(let answer) = outcome.end,
-                Interpretation.isOfAPNs(answer)
-            else { continue }
-            if answer.status == 200 || answer.status == 410 {
-                if awaitsProof { token.was(accepted: true, text) }
-            } else if answer.reason == "TooManyProviderTokenUpdates" {
-                token.was(accepted: false, text)
+            guard let text = outcome.authorization, case .answered(let answer) = outcome.end else { continue }
+            switch answer.status {
+            case 200, 410: if awaitsProof, Interpretation.isOfAPNs(answer) { token.was(accepted: true, text) }
+            case 429: if answer.reason == "TooManyProviderTokenUpdates" { token.was(accepted: false, text) }
+            default: break
             }
         }
     }
 
     /// Takes the provider tokens of other daemons, and gives them those that APNs has accepted from this one.
     mutating func shareTokens(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
-        let tokens = senders.compactMap(\.credential.loaded?.token)
+        // Credentials may have one key. Of two keys with one identifier, one is wrong.
+        let tokens = Array(
+            Dictionary(senders.compactMap(\.credential.loaded?.token).map { ($0.key, $0) }) { $0.awaitsProof ? $1 : $0 }
+                .values)
         if tokens.isEmpty { return }
         try attempt("share provider tokens", on: &connection) { _, connection throws(DatabaseError) in
             try outbox.exchangeTokens(on: &connection) { shared in
                 ProviderTokens.take(shared, tokens)
-                return tokens.compactMap { $0.toShare(insteadOf: shared[$0.key]) }
+                return tokens.compactMap { $0.toShare(insteadOf: shared[$0.key], at: .now) }
             }
         }
+        for token in tokens { token.keep() }
     }
 
     /// Ends the pauses of topics that a person has resumed since the last call.

@@ -93,19 +93,19 @@ import TokenModel
 
     @Test func `a send that the server refused does not count, and neither does its time`() {
         var delivery = sent()
-        delivery.wasRefused(alone: false)
+        delivery.wasRefused(byGoAway: true)
         #expect(delivery.sends == 0 && delivery.sentAt == nil && delivery.endUnsent == .withdrawn)
         go(&delivery, 2)
         go(&delivery, 3)
         #expect(!delivery.mayGo && delivery.sentAt == Instant(microseconds: 2))
-        delivery.wasRefused(alone: false)
+        delivery.wasRefused(byGoAway: true)
         #expect(delivery.mayGo && delivery.sends == 1)
     }
 
     @Test func `a request that may not be repeated is sent only once, whatever happens`() {
         var delivery = sent()
         delivery.repeatNoMore()
-        delivery.wasRefused(alone: false)
+        delivery.wasRefused(byGoAway: true)
         #expect(!delivery.mayGo)
         var other = sent()
         _ = other.step(after: lost) { _ in true }

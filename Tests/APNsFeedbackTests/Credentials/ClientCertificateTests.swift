@@ -83,6 +83,7 @@ let appleExtensions = """
         let forms: [(String, [UInt8])] = [
             ("as it is", pem), ("UTF-16", [0xFF, 0xFE] + text.utf16.flatMap { [UInt8($0 & 0xFF), UInt8($0 >> 8)] }),
             ("escaped", Array(text.replacingOccurrences(of: "\n", with: "\\n").utf8)),
+            ("JSON", Array(("\"" + text.replacingOccurrences(of: "\n", with: "\\n") + "\"").utf8)),
             ("escaped, too", Array(text.replacingOccurrences(of: "\n", with: "\\r\\n").utf8)),
             ("base64", Array(Data(pem).base64EncodedString(options: .lineLength64Characters).utf8)),
         ]

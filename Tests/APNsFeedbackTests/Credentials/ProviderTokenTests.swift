@@ -110,24 +110,26 @@ private final class EightAtOnce: Sendable {
         -> SharedProviderToken
     {
         token.was(accepted: true, try token.text(at: clocks.day))
-        return try #require(token.toShare(insteadOf: other))
+        return try #require(token.toShare(insteadOf: other, at: clocks.day))
     }
 
     @Test func `daemons with one key soon send one token, that APNs has accepted`() throws {
         let (one, other) = (try token(), try token())
         let first = try one.text(at: clocks.day)
-        #expect(one.awaitsProof && one.toShare(insteadOf: nil) == nil)
+        #expect(one.awaitsProof && one.toShare(insteadOf: nil, at: clocks.day) == nil)
         one.was(accepted: true, "another")
         #expect(one.awaitsProof)
         let row = try shared(by: one)
         #expect(row.key == .init(teamID: "DEF123GHIJ", keyID: "ABC123DEFG") && !row.sealed.contains(first))
-        #expect(one.toShare(insteadOf: row) == nil, "they have it")
+        #expect(one.toShare(insteadOf: row, at: clocks.day) == nil, "they have it")
         // The other one has made its own, and APNs has not accepted that yet.
         clocks.pass(seconds: 1)
         #expect(try other.text(at: clocks.day) != first)
         other.take(row, at: clocks.day)
-        #expect(try other.text(at: clocks.day) == first && !other.awaitsProof && other.toShare(insteadOf: row) == nil)
-        #expect(other.toShare(insteadOf: nil) != nil, "the table has lost it")
+        #expect(
+            try other.text(at: clocks.day) == first && !other.awaitsProof
+                && other.toShare(insteadOf: row, at: clocks.day) == nil)
+        #expect(other.toShare(insteadOf: nil, at: clocks.day) != nil, "the table has lost it")
         // Its maker makes the next one, does not go back, and hands it over before the other one is due.
         clocks.pass(minutes: 50)
         let second = try one.text(at: clocks.day)
@@ -148,7 +150,9 @@ private final class EightAtOnce: Sendable {
         let (one, other) = (try token(), try token())
         let mine = try shared(by: one)
         let row = try shared(by: other)
-        #expect(try one.text(at: clocks.day) != other.text(at: clocks.day) && one.toShare(insteadOf: row) == nil)
+        #expect(
+            try one.text(at: clocks.day) != other.text(at: clocks.day)
+                && one.toShare(insteadOf: row, at: clocks.day) == nil)
         for daemon in [one, other] { daemon.take(row, at: clocks.day) }
         #expect(try one.text(at: clocks.day) == other.text(at: clocks.day) && mine != row)
     }

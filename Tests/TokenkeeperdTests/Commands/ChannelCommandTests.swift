@@ -35,6 +35,8 @@ import Testing
         let pushes = stage.apns.records.exchanges.map(\.request).filter { $0.pushType == "liveactivity" }
         #expect(pushes.count == 2 && pushes.allSatisfy { $0.payload == Array(payload.utf8) && $0.priority == "10" })
         #expect(pushes.map(\.expiration).filter { $0 == "0" }.count == 1)
+        #expect(
+            Set(stage.apns.records.exchanges.compactMap(\.request.providerToken)).count == 1, "by way of the database")
         #expect(try run(stage, ["delete", channel] + app).output == "deleted\n")
         #expect(try run(stage, ["list"] + app).output == "\(keeping)\n")
         #expect(try run(stage, ["list", "--app", "com.example.other"]).output == "")
@@ -55,6 +57,10 @@ import Testing
             "\(none)")
         let text = try run(stage, ["send", "AAAA", "no JSON"] + app)
         #expect(text.status == 64 && text.errors.contains("the payload is not a JSON object"), "\(text)")
+        for name in ["com.example.a/../x", "com.example.app#", "com.example.app.push-type.liveactivity", ""] {
+            let wrong = try run(stage, ["list", "--app", name])
+            #expect(wrong.status == 64 && wrong.errors.contains("--app is no bundle identifier"), "\(wrong)")
+        }
         let header = try run(stage, ["delete", "a\r\nauthorization: x"] + app)
         #expect(header.status == 69 && header.errors.contains("a character that a header cannot have"), "\(header)")
         let nobody = try TestCluster.freePort()

@@ -185,7 +185,13 @@ private func mode(_ path: String) -> mode_t {
         let stage = try SendingStage { $0.tokenUpdates = .every20MinutesPerServer }
         defer { stage.apns.stop() }
         try stage.register(1...5)
-        let elsewhere = ["runtime_directory=/nonexistent"]
+        // Two credentials have the key.
+        let elsewhere =
+            ["runtime_directory=/nonexistent"]
+            + stage.key.map {
+                $0.replacing("credential.main", with: "credential.too").replacing(
+                    "com.example.*", with: "org.example.*")
+            }
         let first = try stage.daemon(elsewhere)
         try stage.enqueue()
         try stage.settled()

@@ -223,7 +223,7 @@ private typealias Decisions = `The sender's decisions`
         #expect(shown(evidence, .seconds(9)).isEmpty)
         let words =
             "APNs refuses the credential (main, production), and requests wait: APNs answered 429 TooManyProviderTokenUpdates; another host "
-            + "or program makes provider tokens of this key, too; it ends within 20 minutes"
+            + "or program makes provider tokens of this key, too"
         #expect(shown(evidence, .seconds(10)) == [words] && evidence.isQuiet, "once, and not for its topic, too")
         #expect(shown(evidence, .seconds(361)).isEmpty, "nothing is tried any more")
         _ = note(refused, token: 1, &evidence, at: .seconds(361))

@@ -26,7 +26,24 @@ struct ChannelCommand: ParsableCommand {
         @Option(help: "production or sandbox.")
         var environment = "production"
 
-        func validate() throws { try TopicOption.check(environment: environment) }
+        func validate() throws {
+            try TopicOption.check(environment: environment)
+            // It is a part of the URL.
+            let isName = app.utf8.allSatisfy { byte in
+                switch byte {
+                case UInt8(ascii: "a")...UInt8(ascii: "z"), UInt8(ascii: "A")...UInt8(ascii: "Z"),
+                    UInt8(ascii: "0")...UInt8(ascii: "9"), UInt8(ascii: "-"), UInt8(ascii: "_"), UInt8(ascii: "."):
+                    true
+                default: false
+                }
+            }
+            if !isName || app.isEmpty || app.utf8.count > 255 || app.hasSuffix(Self.suffix) {
+                throw ValidationError("--app is no bundle identifier, such as com.example.app.")
+            }
+        }
+
+        /// What the topic of an app's Live Activities has more than its bundle identifier.
+        private static let suffix = ".push-type.liveactivity"
 
         /// Calls APNs. Prints why it has not worked, and exits.
         func ask<Answer>(_ work: (BroadcastChannels) throws(BroadcastChannels.Failure) -> Answer) throws -> Answer {
@@ -36,41 +53,50 @@ struct ChannelCommand: ParsableCommand {
             guard let topic = Topic(app), let environment = Environment(rawValue: environment) else {
                 throw ValidationError("--app \(Topic.fault(of: app) ?? "")")
             }
+            // APNs can refuse a new provider token while it knows that of the daemon.
+            exchange(credential.token, configuration)
             do throws(BroadcastChannels.Failure) {
-                return try work(
+                let answer = try work(
                     BroadcastChannels(of: topic, in: environment, credential.identity, configuration.clientOptions))
+                if let token = credential.token, token.awaitsProof, let text = try? token.text(at: .now) {
+                    token.was(accepted: true, text)
+                    exchange(token, configuration)
+                }
+                return answer
             } catch {
                 ConfigurationOptions.complain("\(error)\(ResponseEvidence.help(error.description))")
                 throw ExitCode(ExitStatus.unavailable.rawValue)
             }
         }
 
+        /// Takes the provider token of the daemons, or gives them one that APNs has accepted. Does nothing if PostgreSQL cannot be asked: then the
+        /// token is a new one.
+        private func exchange(_ token: ProviderToken?, _ configuration: Configuration) {
+            guard let token, var connection = try? configuration.connectLikeService(writes: true) else { return }
+            let outbox = Outbox(daemonID: "", processScope: "", lockTimeout: configuration.lockTimeout)
+            try? outbox.exchangeTokens(on: &connection) { shared in
+                ProviderTokens.take(shared, [token])
+                return [token.toShare(insteadOf: shared[token.key], at: .now)].compactMap(\.self)
+            }
+        }
+
         private func credential(of configuration: Configuration) throws -> LoadedCredential {
-            let found = [app, app + ".push-type.liveactivity"].lazy.compactMap { topic in
+            let found = [app, app + Self.suffix].lazy.compactMap { topic in
                 CredentialSettings.best(
                     of: configuration.credentials, for: TopicScope(environment: environment, topic: topic))
             }.first
             guard let found else {
                 ConfigurationOptions.complain(
-                    "no credential is configured for \(HistoryText.plain(app)) (\(environment)): add the topic to a [credential.NAME]"
-                )
+                    "no credential is configured for \(app) (\(environment)): add the topic to a [credential.NAME]")
                 throw ExitCode(ExitStatus.configuration.rawValue)
             }
-            // APNs can refuse a new provider token while it knows that of the daemon.
             var tokens = ProviderTokens(keptIn: configuration.providerTokenDirectory)
-            let credential: LoadedCredential
             do {
-                credential = try LoadedCredential(found, folders: options.credentialFolders, &tokens)
+                return try LoadedCredential(found, folders: options.credentialFolders, &tokens)
             } catch {
                 for problem in error.problems { ConfigurationOptions.complain(problem) }
                 throw ExitCode(ExitStatus.configuration.rawValue)
             }
-            if let token = credential.token, var connection = try? configuration.connectLikeService(writes: false),
-                let shared = try? Outbox.sharedTokens(on: &connection)
-            {
-                ProviderTokens.take(shared, [token])
-            }
-            return credential
         }
     }
 
@@ -158,13 +184,14 @@ struct ChannelCommand: ParsableCommand {
 
         func validate() throws {
             if ![5, 10].contains(priority) { throw ValidationError("--priority is \(priority), expected 10 or 5.") }
-            if let keepFor, DurationText.duration(keepFor) == nil {
+            if let keepFor, DurationText.duration(keepFor).map({ $0 < .seconds(1) }) ?? true {
                 throw ValidationError(
-                    "--keep-for is \"\(HistoryText.plain(keepFor))\", expected a duration such as 30m or 1h.")
+                    "--keep-for is \"\(HistoryText.plain(keepFor))\", expected a second or more, such as 30m or 1h.")
             }
         }
 
         func run() throws {
+            Signals.unblock()
             let text = payload == "-" ? Self.standardInput() : payload
             guard (try? JSONDecoder().decode(JSONObject.self, from: Data(text.utf8))) != nil else {
                 throw ValidationError("the payload is not a JSON object.")
