@@ -49,12 +49,12 @@ BEGIN
     -- Daemons look for it while they pause something.
     IF the_environment IN ('production', 'sandbox') AND tokenkeeper.topic_fault(the_topic) IS NULL THEN
         INSERT INTO tokenkeeper.operation (operation, environment, topic) VALUES ('sending_resumed', the_environment, the_topic);
-        -- What was refused waits up to five minutes, and after an error of the server up to four hours. The request of a paused campaign waits for ever.
+        -- What was refused waits up to five minutes, and after an error of the server up to an hour. The request of a paused campaign waits for ever.
         UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp() WHERE r.ctid = ANY (ARRAY(
             SELECT q.ctid FROM tokenkeeper.send_request AS q
             WHERE left(coalesce(q.topic, ''), 513) = the_topic AND left(coalesce(q.environment, 'production'), 20) = the_environment
               AND coalesce(q.scheduled_at, q.queued_at) > clock_timestamp()
-              AND coalesce(q.scheduled_at, q.queued_at) < clock_timestamp() + interval '5 hours' AND q.claimed_by IS NULL
+              AND coalesce(q.scheduled_at, q.queued_at) < clock_timestamp() + interval '2 hours' AND q.claimed_by IS NULL
               AND q.deferred AND NOT q.postponed AND q.last_error IS NOT NULL
             LIMIT 10000 FOR UPDATE SKIP LOCKED));
     END IF;

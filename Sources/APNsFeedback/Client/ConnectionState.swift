@@ -182,7 +182,7 @@ struct ConnectionState {
         let isError =
             answer.status >= 500 || [403, 404, 405].contains(answer.status)
             || ["IdleTimeout", "TooManyProviderTokenUpdates"].contains(reason)
-            || !Interpretation.isOfAPNs(answer)
+            || (answer.status != 200 && !Interpretation.isOfAPNs(answer))
         countSend(stream, at: now, time)
         let taken = take(stream)
         // After Shutdown, the server takes no more. A request that comes again should find another connection.

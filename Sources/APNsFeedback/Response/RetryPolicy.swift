@@ -74,9 +74,9 @@ public struct RetryPolicy: Sendable, Equatable {
     private static let noResponse = Backoff(from: .seconds(5), to: .seconds(300))
     private static let idleTimeout = Backoff(from: .seconds(1), to: .seconds(60))
     public static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
-    /// Apple: a quarter of an hour, then longer. Before that, once at once: libraries found that another connection often helps (pushy#408).
+    /// Apple: a quarter of an hour, then longer. An hour at most: after an outage, the tries that reached nobody count, too. Before that, once at once: libraries found that another connection often helps (pushy#408).
     private static let serverError = (
-        once: Duration.seconds(1), then: Backoff(from: .seconds(15 * 60), to: .seconds(4 * 3600))
+        once: Duration.seconds(1), then: Backoff(from: .seconds(15 * 60), to: .seconds(3600))
     )
 
     /// - Parameters:

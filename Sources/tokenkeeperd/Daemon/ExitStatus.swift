@@ -5,7 +5,7 @@ enum ExitStatus: Int32, Sendable {
     case somethingToFix = 1
     /// The command line is wrong.
     case usage = 64
-    /// A command could not reach the database, or the database refused.
+    /// A command could not reach the database or APNs, or was refused.
     case unavailable = 69
     /// A sweep from the command line failed, was interrupted, or refused to prune a topic; or an import or a `campaign show --watch` was
     /// interrupted.

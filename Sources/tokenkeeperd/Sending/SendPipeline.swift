@@ -215,6 +215,7 @@ struct SendPipeline {
             let outcomes = collected.filter { !OtherEnvironment.isTrial($0) }
             for trial in collected where OtherEnvironment.isTrial(trial) { otherEnvironment.ended(trial) }
             clock.note(outcomes, at: .now)
+            summary.named(outcomes)
             if let token = sender.credential.loaded?.token { judge(token, by: outcomes) }
             for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)

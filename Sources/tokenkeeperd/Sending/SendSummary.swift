@@ -49,6 +49,19 @@ struct SendSummary {
         }
     }
 
+    /// Names responses of the sandbox by the identifier that Apple's Push Notifications Console knows.
+    func named(_ outcomes: [PushOutcome]) {
+        guard logger.logLevel <= .debug else { return }
+        for outcome in outcomes {
+            guard case .answered(let answer) = outcome.end, let uniqueID = answer.uniqueID else { continue }
+            logger.debug(
+                "the sandbox has answered",
+                metadata: [
+                    "status": "\(answer.status)", "apns_id": "\(outcome.request.id)", "apns_unique_id": "\(uniqueID)",
+                ])
+        }
+    }
+
     mutating func add(_ claim: Outbox.Claim) {
         suppressed += claim.suppressed
         failed += claim.failed

@@ -69,7 +69,7 @@ import Testing
                     '2040-01-01Z', 'a b', '6ba7b810-9dad-11d1-80b4-00c04fd430c8'),
                    ('sandbox', 'com.example.app', 'abcdee', '{"aps":{"content-available":1}}', NULL, NULL, 'epoch', NULL, DEFAULT)
             """, user: "a_sender")
-        let daemon = try stage.daemon()
+        let daemon = try stage.daemon(["log.level=debug"])
         try stage.settled()
         let requests = stage.apns.records.exchanges.map(\.request).sorted { $0.token ?? "" > $1.token ?? "" }
         let first = try #require(requests.first)
@@ -85,6 +85,8 @@ import Testing
             second.pushType == "background" && second.priority == "5" && second.expiration == "0"
                 && second.collapseID == nil)
         #expect(try stage.results(200) == 2)
+        let named = "apns_id=6ba7b810-9dad-11d1-80b4-00c04fd430c8 apns_unique_id="
+        #expect(daemon.logged.contains(#"msg="the sandbox has answered" \#(named)"#), "\(daemon.logged)")
         #expect(daemon.stop() == 0)
     }
 
