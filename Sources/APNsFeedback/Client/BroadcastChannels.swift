@@ -72,6 +72,8 @@ public struct BroadcastChannels {
         _ = try ask("DELETE", "channels", channel: channel)
     }
 
+    /// Apple's page names the servers of all other pushes for this; its examples name `api-broadcast.push.apple.com`.
+    ///
     /// - Returns: The identifier of the request at APNs; nil if the response has none.
     public func send(_ push: Push, to channel: String) throws(Failure) -> String? {
         let headers = [
