@@ -172,7 +172,7 @@ import Testing
         #expect(Set(stage.sends.values) == [1, 4, 5], "an error of the server is tried again at once")
         #expect(
             try stage.database.psql(
-                "SELECT max(scheduled_at) > now() + interval '110 minutes' FROM tokenkeeper.send_request") == "t")
+                "SELECT max(scheduled_at) > now() + interval '55 minutes' FROM tokenkeeper.send_request") == "t")
         // A day later.
         try stage.database.psql(
             "UPDATE tokenkeeper.send_request SET scheduled_at = NULL, first_sent_at = first_sent_at - interval '1 day'")
