@@ -49,7 +49,7 @@ BEGIN
     -- Daemons look for it while they pause something.
     IF the_environment IN ('production', 'sandbox') AND tokenkeeper.topic_fault(the_topic) IS NULL THEN
         INSERT INTO tokenkeeper.operation (operation, environment, topic) VALUES ('sending_resumed', the_environment, the_topic);
-        -- What was refused waits up to five minutes, and after an error of the server up to an hour. The request of a paused campaign waits for ever.
+        -- A refused request waits up to five minutes, and one that met an error of the server up to an hour. That of a paused campaign waits for ever.
         UPDATE tokenkeeper.send_request AS r SET scheduled_at = clock_timestamp() WHERE r.ctid = ANY (ARRAY(
             SELECT q.ctid FROM tokenkeeper.send_request AS q
             WHERE left(coalesce(q.topic, ''), 513) = the_topic AND left(coalesce(q.environment, 'production'), 20) = the_environment

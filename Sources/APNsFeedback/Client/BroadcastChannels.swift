@@ -100,16 +100,15 @@ public struct BroadcastChannels {
             throw Failure(description: "\(bad.name) has a character that a header cannot have")
         }
         let response: SingleRequest.Response
-        do throws(SingleRequest.Failure) {
+        do throws(TLSConnection.Failure) {
             response = try request.perform(at: server, identity, options)
         } catch {
             throw Failure(description: error.message)
         }
         if response.headers["apns-request-id"] != nil, (200...299).contains(response.status) { return response }
         let body = ResponseBody(String(decoding: response.body, as: UTF8.self))
-        let isWord = body.reason?.utf8.allSatisfy { UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 & 0xDF }
-        guard let reason = body.reason, isWord == true else {
-            throw Failure(description: "the server answered \(response.status), but not as APNs does")
+        guard let reason = body.reason, body.isReasonOneWord else {
+            throw Failure(description: Interpretation.words(ofForeign: response.status))
         }
         throw Failure(description: "APNs answered \(response.status) \(reason)")
     }

@@ -142,8 +142,10 @@ struct ConnectionPool {
         if let delivery = queue.next() { self.end(delivery, end(delivery)) }
     }
 
-    mutating func giveBack(_ delivery: Delivery) {
-        if delivery.mayGo, !isStopping { queue.giveBack(delivery) } else { end(delivery, delivery.endUnsent) }
+    /// - Parameter isFirst: Whether it goes before those that wait.
+    mutating func giveBack(_ delivery: Delivery, first isFirst: Bool = true) {
+        guard delivery.mayGo, !isStopping else { return end(delivery, delivery.endUnsent) }
+        if isFirst { queue.giveBack(delivery) } else { queue.append(delivery) }
     }
 
     mutating func take(_ ending: ConnectionState.Ending?, of number: Int, at now: ContinuousClock.Instant) {
@@ -157,11 +159,7 @@ struct ConnectionPool {
             case .again(let isUnfit):
                 if isUnfit { drain(number) }
                 // Not the first on the next connection, too: a request that never gets a response would keep all others waiting.
-                if case .failure = turn, delivery.mayGo, !isStopping {
-                    queue.append(delivery)
-                } else {
-                    giveBack(delivery)
-                }
+                if case .failure = turn { giveBack(delivery, first: false) } else { giveBack(delivery) }
             }
         case nil: break
         }

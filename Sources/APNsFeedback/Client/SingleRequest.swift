@@ -10,11 +10,6 @@ struct SingleRequest {
         var body: [UInt8]
     }
 
-    /// Why there is no response, in one line.
-    struct Failure: Error {
-        let message: String
-    }
-
     var method: String
     /// Begins with a slash, and has only characters that a URL allows.
     var path: String
@@ -37,15 +32,10 @@ struct SingleRequest {
     /// Sends it, and waits for the response: at most the time to connect and the time for a response, together. Not repeated.
     func perform(
         at server: PushServer, _ identity: PushIdentity, _ options: PushClientOptions
-    ) throws(Failure) -> Response {
-        guard let easy = unsafe curl_easy_init() else { throw Failure(message: "out of memory") }
+    ) throws(TLSConnection.Failure) -> Response {
+        guard let easy = unsafe curl_easy_init() else { throw TLSConnection.Failure(message: "out of memory") }
         defer { unsafe curl_easy_cleanup(easy) }
-        var proxyURL: SecretBytes?
-        if case .proxy(let proxy) = options.route {
-            do throws(TLSConnection.Failure) { proxyURL = try proxy.url() } catch {
-                throw Failure(message: error.message)
-            }
-        }
+        let proxyURL = if case .proxy(let proxy) = options.route { try proxy.url() } else { nil as SecretBytes? }
         unsafe CurlSettings.setProxy(easy, proxyURL, options)
         unsafe CurlSettings.setTrust(easy, options)
         unsafe CurlSettings.setIdentity(easy, identity)
@@ -61,10 +51,8 @@ struct SingleRequest {
         unsafe ck_set_pointer(easy, CURLOPT_ERRORBUFFER, complaint)
         let code = unsafe curl_easy_perform(easy)
         guard code == CURLE_OK else {
-            let message = unsafe TLSConnection.message(code, complaint)
-            throw Failure(
-                message: "\(server.host):\(server.port): \(message)"
-                    + (options.route.proxyName.map { " (through \($0))" } ?? ""))
+            let words = unsafe TLSConnection.refusal(code, complaint, options.route.proxyName)
+            throw TLSConnection.Failure(message: "\(server.host):\(server.port): \(words)")
         }
         var status = 0
         unsafe ck_get_long(easy, CURLINFO_RESPONSE_CODE, &status)
@@ -76,7 +64,7 @@ struct SingleRequest {
     /// - Returns: The headers, which libcurl reads where they are.
     private func set(
         _ easy: UnsafeMutableRawPointer, _ server: PushServer, _ identity: PushIdentity, _ options: PushClientOptions
-    ) throws(Failure) -> UnsafeMutablePointer<curl_slist>? {
+    ) throws(TLSConnection.Failure) -> UnsafeMutablePointer<curl_slist>? {
         unsafe ck_set_text(easy, CURLOPT_URL, "https://\(server.hostInURL):\(server.port)\(path)")
         unsafe ck_set_text(easy, CURLOPT_PROTOCOLS_STR, "https")
         unsafe ck_set_long(easy, CURLOPT_HTTP_VERSION, Int(CURL_HTTP_VERSION_2TLS))
@@ -98,7 +86,7 @@ struct SingleRequest {
         var lines = headers.map { "\($0.name): \($0.value)" } + ["content-type: application/json"]
         if let authorization = identity.authorization {
             do { lines.append("authorization: bearer \(try authorization())") } catch {
-                throw Failure(message: "\(error)")
+                throw TLSConnection.Failure(message: "\(error)")
             }
         }
         var list: UnsafeMutablePointer<curl_slist>?

@@ -91,16 +91,19 @@ internal import TokenModel
         unsafe ck_set_long(easy, CURLOPT_VERBOSE, 1)
     }
 
-    /// Why no connection could be made, in one line. Names the proxy, if there is one: libcurl's message does not always say which of the
-    /// two connections it means.
-    func refusal(_ code: CURLcode) -> String {
-        proxyName.map { "\(message(code)) (through \($0))" } ?? message(code)
+    /// Why no connection could be made, in one line.
+    func refusal(_ code: CURLcode) -> String { unsafe Self.refusal(code, complaint, proxyName) }
+
+    /// Names the proxy, if there is one: libcurl's message does not always say which of the two connections it means.
+    static func refusal(_ code: CURLcode, _ complaint: UnsafePointer<CChar>, _ proxyName: String?) -> String {
+        let message = unsafe message(code, complaint)
+        return proxyName.map { "\(message) (through \($0))" } ?? message
     }
 
     private func message(_ code: CURLcode) -> String { unsafe Self.message(code, complaint) }
 
     /// libcurl's error message, in one line.
-    static func message(_ code: CURLcode, _ complaint: UnsafePointer<CChar>) -> String {
+    private static func message(_ code: CURLcode, _ complaint: UnsafePointer<CChar>) -> String {
         let text = unsafe complaint[0] == 0 ? String(cString: curl_easy_strerror(code)) : String(cString: complaint)
         // libcurl would repeat the proxy with its password.
         if text.hasPrefix("Unsupported proxy") { return "libcurl does not support this proxy" }

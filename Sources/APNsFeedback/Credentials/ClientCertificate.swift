@@ -61,7 +61,7 @@ public struct ClientCertificate: Sendable {
     }
 
     /// Of the identities that keys and certificates make, one for these topics, or else for these environments, or else valid today; of several, the one that
-    /// is valid for longest. Keychain Access exports an old and a renewed certificate into one file, and those of both environments.
+    /// is valid for longest. Keychain Access exports an old and a renewed certificate, or those of both environments, into one file.
     private static func best(
         of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String],
         in environments: Set<Environment>

@@ -1,21 +1,16 @@
 internal import Glibc
 public import TokenModel
 
-/// A private key as people pass it on: through an environment variable, a web form, a JSON file, PowerShell. Undoes what is unambiguous.
+/// A private key or a certificate as people pass it on: through an environment variable, a web form, a JSON file, PowerShell. Undoes what is unambiguous.
 ///
 /// Works on copies of the file's bytes, and wipes those that it makes itself.
 public enum KeyText {
     /// The key as PEM; nil if nothing in the file looks like one.
     static func pem(in file: SecretBytes) -> SecretBytes? {
-        var text = file.unprotected
+        var text = plain(file).unprotected
         defer { wipe(&text) }
-        if isWide(text) { text.removeAll { $0 == 0 || $0 >= 0x80 } }
         if let pem = relined(text) { return pem }
-        if looksLikeKey(text) { return PEMBlock.text(label: "PRIVATE KEY", content: SecretBytes(text)) }
-        guard var decoded = base64(text) else { return nil }
-        defer { wipe(&decoded) }
-        if let pem = relined(decoded) { return pem }
-        return looksLikeKey(decoded) ? PEMBlock.text(label: "PRIVATE KEY", content: SecretBytes(decoded)) : nil
+        return looksLikeKey(text) ? PEMBlock.text(label: "PRIVATE KEY", content: SecretBytes(text)) : nil
     }
 
     /// A file as it was before it became UTF-16 or base64, or before its lines were joined by a backslash and an n. Any other file stays as it is.
@@ -33,7 +28,8 @@ public enum KeyText {
             for byte in text {
                 switch byte {
                 case UInt8(ascii: "\\"): isEscape = true
-                case UInt8(ascii: "n") where isEscape, UInt8(ascii: "r") where isEscape:
+                case UInt8(ascii: "n") where isEscape, UInt8(ascii: "r") where isEscape,
+                    UInt8(ascii: "t") where isEscape:
                     lines.append(0x0A)
                     isEscape = false
                 // Around the whole, as in JSON.

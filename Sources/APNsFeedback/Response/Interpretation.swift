@@ -16,9 +16,12 @@ public enum Interpretation {
         if response.status == 200 { return response.apnsID != nil }
         let body = ResponseBody(response.body)
         guard statuses.contains(response.status), body.form == .object, let reason = body.reason else { return false }
-        // Apple's reasons have letters only. A gateway's may be a sentence with the path, and so with the device token.
-        let isWord = reason.utf8.allSatisfy { UInt8(ascii: "A")...UInt8(ascii: "Z") ~= $0 & 0xDF }
-        return reasons.contains(reason) || (isWord && response.apnsID != nil)
+        return reasons.contains(reason) || (body.isReasonOneWord && response.apnsID != nil)
+    }
+
+    /// What is said of a response for which `isOfAPNs` is false.
+    public static func words(ofForeign status: Int32) -> String {
+        "the server answered \(status), but not as APNs does"
     }
 
     /// The statuses that APNs uses.

@@ -40,6 +40,9 @@ struct ResponseBody: Equatable {
         return bareReason(text).map { ResponseBody(.word, reason: $0) } ?? ResponseBody(.foreign)
     }
 
+    /// Whether the reason has letters only, as all of Apple's. A gateway's may be a sentence with the path, and so with the device token.
+    var isReasonOneWord: Bool { reason.map { $0.utf8.allSatisfy(Self.isLetter) } ?? false }
+
     private init(_ form: Form, reason: String? = nil, timestamp: Int64? = nil) {
         self.form = form
         self.reason = reason

@@ -133,7 +133,7 @@ public struct RetryPolicy: Sendable, Equatable {
     private func step(after answer: PushResponse, _ attempt: Try) -> Step {
         let body = ResponseBody(answer.body)
         guard Interpretation.isOfAPNs(answer) else {
-            let words = "the server answered \(answer.status), but not as APNs does"
+            let words = Interpretation.words(ofForeign: answer.status)
             let step = refusal(.foreign(words), words, attempt)
             // A relay may have passed it on.
             guard answer.status == 200, case .later(let pause, _) = step.fate else { return step }

@@ -123,7 +123,7 @@ private struct CredentialProbe {
     private func failure(of end: PushOutcome.End) -> String? {
         switch end {
         case .answered(let response) where !Interpretation.isOfAPNs(response):
-            return "the server answered \(response.status), but not as APNs does"
+            return Interpretation.words(ofForeign: response.status)
         case .answered(let response):
             let reason = response.reason ?? ""
             // APNs looks at the token last, and at the topic before it.

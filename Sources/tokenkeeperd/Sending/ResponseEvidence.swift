@@ -9,9 +9,8 @@ internal import TokenModel
 ///   names, and no request was accepted meanwhile.
 /// - After a pause, one request at a time tries the subject: see `Trials`. If it is refused, the next pause is longer. Any accepted request ends it all, also
 ///   for other credentials with the same cause: the same environment's server, or the same key.
-/// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and within
-///   ten minutes;
-///   after five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
+/// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and
+///   within ten minutes. After five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
 /// - While a credential pauses, no refusal counts: if nothing is accepted, nothing fails.
 struct ResponseEvidence {
     /// What pauses.
@@ -31,7 +30,7 @@ struct ResponseEvidence {
         var pauses = 0
         /// When the last pause ends or has ended; nil if there was none.
         var until: ContinuousClock.Instant?
-        /// What was refused since a request was accepted, if it was not the odd one.
+        /// The refusals since a request was last accepted, without those of an odd request.
         var refusal: Refusal?
         var kind = Kind.server
         /// The last outcome, in words.
@@ -46,7 +45,7 @@ struct ResponseEvidence {
         var words: String
         var scope: CredentialScope
 
-        /// Who is refused waits up to five minutes before the next try.
+        /// A refused request waits for its next try: five minutes at most.
         static let lasts: Duration = .seconds(360)
     }
 
@@ -226,7 +225,7 @@ struct ResponseEvidence {
         let others = Set(others.map(Subject.server))
         let shown = suspicions.compactMapValues { self.shown($0, at: now) }.filter { !others.contains($0.key) }
         return shown.sorted { $0.key < $1.key }.compactMap { subject, suspicion in
-            // What is said of a credential is not said of its topics again.
+            // A topic does not repeat what its credential says.
             if case .topic = subject, suspicion.until == nil, let scope = suspicion.refusal?.scope,
                 shown[.server(scope)]?.words == suspicion.words
             {
@@ -236,8 +235,8 @@ struct ResponseEvidence {
         }
     }
 
-    /// What is to be said of a subject that pauses or is tried. A subject pauses only if tokens enough are refused; fewer ones must not be refused unnoticed, so
-    /// it is also shown some seconds after a refusal, as long as nothing is accepted.
+    /// The suspicion as it is shown; nil if it is not. Five refused tokens pause a subject. Fewer are shown, too, some seconds after a refusal, as long as nothing
+    /// is accepted.
     private func shown(_ suspicion: Suspicion, at now: ContinuousClock.Instant) -> Suspicion? {
         if suspicion.until != nil { return suspicion }
         guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= timing.unanswered,

@@ -235,7 +235,7 @@ private typealias Decisions = `The sender's decisions`
         #expect(shown(evidence, .seconds(380)).isEmpty, "its requests were deleted")
         _ = note(refused, token: 3, refusals: 0, othersAccepted: true, &evidence, at: .seconds(800))
         #expect(shown(evidence, .seconds(820)).isEmpty, "the odd one")
-        // A server's error now and then is nothing that anybody could mend, and changes nothing.
+        // Nobody can mend a server's error now and then: it is not shown.
         _ = note(.init(.later(.seconds(1), "w"), .server), token: 1, &evidence, at: .seconds(363))
         #expect(shown(evidence, .seconds(400)).isEmpty)
     }

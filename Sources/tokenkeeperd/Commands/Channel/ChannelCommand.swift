@@ -46,7 +46,7 @@ struct ChannelCommand: ParsableCommand {
         private static let suffix = ".push-type.liveactivity"
 
         /// Calls APNs. Prints why it has not worked, and exits.
-        func ask<Answer>(_ work: (BroadcastChannels) throws(BroadcastChannels.Failure) -> Answer) throws -> Answer {
+        func ask<Answer>(_ work: (BroadcastChannels) throws -> Answer) throws -> Answer {
             Signals.unblock()
             let configuration = try options.load()
             let credential = try credential(of: configuration)
@@ -55,7 +55,7 @@ struct ChannelCommand: ParsableCommand {
             }
             // APNs can refuse a new provider token while it knows that of the daemon.
             exchange(credential.token, configuration)
-            do throws(BroadcastChannels.Failure) {
+            do {
                 let answer = try work(
                     BroadcastChannels(of: topic, in: environment, credential.identity, configuration.clientOptions))
                 if let token = credential.token, token.awaitsProof, let text = try? token.text(at: .now) {
@@ -63,7 +63,7 @@ struct ChannelCommand: ParsableCommand {
                     exchange(token, configuration)
                 }
                 return answer
-            } catch {
+            } catch let error as BroadcastChannels.Failure {
                 ConfigurationOptions.complain("\(error)\(ResponseEvidence.help(error.description))")
                 throw ExitCode(ExitStatus.unavailable.rawValue)
             }
@@ -109,9 +109,7 @@ struct ChannelCommand: ParsableCommand {
         var keepLatest = false
 
         func run() throws {
-            print(
-                try app.ask { channels throws(BroadcastChannels.Failure) in try channels.create(keepsLatest: keepLatest)
-                })
+            print(try app.ask { try $0.create(keepsLatest: keepLatest) })
         }
     }
 
@@ -122,7 +120,7 @@ struct ChannelCommand: ParsableCommand {
         @OptionGroup var app: App
 
         func run() throws {
-            for channel in try app.ask({ channels throws(BroadcastChannels.Failure) in try channels.list() }) {
+            for channel in try app.ask({ try $0.list() }) {
                 print(HistoryText.plain(channel))
             }
         }
@@ -138,9 +136,7 @@ struct ChannelCommand: ParsableCommand {
         var channel: String
 
         func run() throws {
-            let keepsLatest = try app.ask { channels throws(BroadcastChannels.Failure) in
-                try channels.keepsLatest(channel)
-            }
+            let keepsLatest = try app.ask { try $0.keepsLatest(channel) }
             print(keepsLatest ? "keeps the latest push" : "keeps no push")
         }
     }
@@ -155,7 +151,7 @@ struct ChannelCommand: ParsableCommand {
         var channel: String
 
         func run() throws {
-            try app.ask { channels throws(BroadcastChannels.Failure) in try channels.delete(channel) }
+            try app.ask { try $0.delete(channel) }
             print("deleted")
         }
     }
@@ -201,7 +197,7 @@ struct ChannelCommand: ParsableCommand {
             }
             let push = BroadcastChannels.Push(
                 payload: Array(text.utf8), priority: priority, expiration: expiration ?? 0)
-            let id = try app.ask { channels throws(BroadcastChannels.Failure) in try channels.send(push, to: channel) }
+            let id = try app.ask { try $0.send(push, to: channel) }
             print("accepted" + (id.map { " as \(HistoryText.plain($0))" } ?? ""))
         }
 
