@@ -36,19 +36,25 @@ private typealias Decisions = `The sender's decisions`
         let turns = topics.map { SendState.Turn(source: .init(topic: $0), scope: main, trial: .server(main)) }
         let other = SendState.Turn(
             source: .init(topic: topics[0]), scope: CredentialScope(credential: "x", environment: "production"))
-        var trials = Trials()
+        var evidence = ResponseEvidence(.production)
+        for token in 1000...1019 {
+            _ = evidence.note(
+                RetryPolicy.Step(.later(.seconds(900), "503"), .server), of: Decisions.claimed(1, String(token)),
+                in: main, trial: nil,
+                age: .zero, at: .now)
+        }
         var tried: [String] = []
         for _ in 1...4 {
-            let kept = trials.narrow([other] + turns)
+            let kept = evidence.narrow([other] + turns)
             #expect(kept.count == 2 && kept[0] == other)
             tried.append(kept[1].topic.topic)
-            #expect(trials.choose(from: [], for: .server(main)) == nil)
+            #expect(evidence.chooseTrial(from: [], of: .server(main)) == nil)
         }
         #expect(tried == ["a", "b", "c", "a"])
-        #expect(trials.choose(from: [Decisions.claimed(1)], for: .server(main))?.number == 1)
-        #expect(trials.narrow([other] + turns) == [other])
-        trials.ended(.server(main), isInVain: false)
-        #expect(trials.narrow([other] + turns).count == 2)
+        #expect(evidence.chooseTrial(from: [Decisions.claimed(1)], of: .server(main))?.number == 1)
+        #expect(evidence.narrow([other] + turns) == [other])
+        evidence.ended(.server(main), isInVain: false)
+        #expect(evidence.narrow([other] + turns).count == 2)
     }
 
     @Test(arguments: [

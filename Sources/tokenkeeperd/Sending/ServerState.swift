@@ -1,0 +1,58 @@
+internal import APNsFeedback
+internal import TokenLedger
+internal import TokenModel
+
+/// What this daemon has with one credential in one environment. Pure.
+struct ServerState {
+    var requests = RequestsInFlight()
+    /// Nil unless a request was submitted and none has been answered since.
+    private(set) var silence: Silence?
+
+    /// Since when no request has got a response, and why.
+    struct Silence {
+        var since: ContinuousClock.Instant
+        var failure: PushFailure?
+    }
+
+    /// - Returns: The requests to send now.
+    mutating func submit(_ claimed: [ClaimedRequest], at now: ContinuousClock.Instant) -> [ClaimedRequest] {
+        silence = silence ?? Silence(since: now)
+        return requests.take(claimed)
+    }
+
+    mutating func note(_ end: PushOutcome.End) {
+        switch end {
+        case .answered: silence = nil
+        // The first failure of a kind stays: the numbers in its message would change each time.
+        case .unanswered(let failure)
+        where failure.kind != .stopped && failure.kind != .backingOff && failure.kind != silence?.failure?.kind:
+            silence?.failure = failure
+        case .unanswered, .unsendable, .withdrawn: break
+        }
+    }
+
+    /// `ResponseEvidence` lets a server pause after many failures. Even a single request must not fail to be sent unnoticed.
+    ///
+    /// - Parameter patience: A failure is shown when no request has been answered for this long.
+    func problem(of scope: CredentialScope, after patience: Duration, at now: ContinuousClock.Instant)
+        -> WaitingProblem?
+    {
+        guard let silence, let failure = silence.failure, silence.since.duration(to: now) >= patience else {
+            return nil
+        }
+        let help = Self.help(failure).map { "; \($0)" } ?? ""
+        return WaitingProblem("requests cannot be sent (", "\(scope)", "), and wait: \(failure.message)\(help)")
+    }
+
+    private static func help(_ failure: PushFailure) -> String? {
+        switch failure.kind {
+        case .nameResolution: "check the DNS of this machine, and send.production_server and send.sandbox_server"
+        case .connect: "allow TCP connections to APNs (port 443) in the firewall, or set send.proxy"
+        case .tls
+        where ["certificate problem", "verify locations", "issuer"].contains { failure.message.contains($0) }:
+            "install the package ca-certificates, or set send.ca_file"
+        case .tls: "check the credential, and any proxy that decrypts TLS"
+        case .timeout, .connectionLost, .protocolError, .identity, .backingOff, .stopped, .other: nil
+        }
+    }
+}

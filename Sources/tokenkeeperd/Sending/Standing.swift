@@ -1,0 +1,91 @@
+internal import APNsFeedback
+internal import TokenLedger
+internal import TokenModel
+
+/// How requests of a server or a topic fare. Pure.
+///
+///     goes ── so many tokens refused ──▶ pauses ── time ──▶ is tried ── refused ──▶ pauses, longer
+///
+/// An accepted request leads back to the beginning from everywhere: `ResponseEvidence` then forgets the standing.
+enum Standing {
+    /// Everything is sent.
+    case goes(Suspicion)
+    /// Nothing is sent until the pause ends, and then one request at a time.
+    case pauses(Pause)
+
+    /// The kinds of blame, without their words.
+    enum Kind: Hashable {
+        case message, topic, sender, foreign, server, unreachable
+    }
+
+    /// What was not accepted since a request was last accepted.
+    struct Suspicion {
+        var tokens: [Kind: Set<TokenAddress>] = [:]
+        /// The refusals, without those of an odd request.
+        var refusal: Refusal?
+    }
+
+    struct Refusal {
+        /// When the first one came, and the last one.
+        var since: ContinuousClock.Instant
+        var last: ContinuousClock.Instant
+        var cause: Cause
+        var scope: CredentialScope
+
+        /// A refused request waits for its next try: five minutes at most.
+        static let lasts: Duration = .seconds(360)
+    }
+
+    struct Pause {
+        var until: ContinuousClock.Instant
+        /// Its number since a request was accepted.
+        var number = 1
+        var cause: Cause
+        var trial = Trial()
+    }
+
+    struct Cause {
+        var kind: Kind
+        /// The last outcome, in words.
+        var words: String
+    }
+
+    var pause: Pause? {
+        if case .pauses(let pause) = self { pause } else { nil }
+    }
+
+    /// The cause as it is shown; nil if it is not. Five refused tokens pause a subject. Fewer are shown, too, some time after a refusal, as long as
+    /// nothing is accepted.
+    func shown(after patience: Duration, at now: ContinuousClock.Instant) -> Cause? {
+        switch self {
+        case .pauses(let pause): return pause.cause
+        case .goes(let suspicion):
+            guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= patience,
+                refusal.last.duration(to: now) < Refusal.lasts
+            else { return nil }
+            return refusal.cause
+        }
+    }
+}
+
+extension Standing.Suspicion {
+    mutating func refused(_ cause: Standing.Cause, in scope: CredentialScope, at now: ContinuousClock.Instant) {
+        let before = refusal.flatMap { $0.last.duration(to: now) < Standing.Refusal.lasts ? $0.since : nil }
+        refusal = Standing.Refusal(since: before ?? now, last: now, cause: cause, scope: scope)
+    }
+}
+
+extension Standing.Kind {
+    /// Nil for what pauses nothing.
+    init?(_ blame: RetryPolicy.Blame) {
+        switch blame {
+        case .nobody, .token: return nil
+        case .message: self = .message
+        case .topic: self = .topic
+        case .sender: self = .sender
+        case .foreign: self = .foreign
+        case .server: self = .server
+        case .unreachable: self = .unreachable
+        }
+    }
+}
