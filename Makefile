@@ -49,7 +49,8 @@ release: setup ## Build the binary for installing: optimized, hardened, with Swi
 deb: ## Build the Debian package and its bill of materials (SPDX), into dist/.
 	@scripts/deb
 
-lint: ## Check the format of the Swift sources.
+lint: ## Check the format of the Swift sources, and the size of files and functions.
+	@scripts/lint
 	@swift format lint --strict --recursive Package.swift Plugins Sources Tests Benchmarks
 
 setup: ## Install missing Debian packages.

@@ -170,20 +170,8 @@ extension Outbox {
                 let token = try row.read(DeviceToken?.self)
                 let sendIn = try row.read(Int64?.self)
                 guard outcome == .claimed, let token else { return (outcome, nil) }
-                guard let numbered = CampaignRequest(number: number) else {
-                    throw DatabaseError(
-                        .unexpectedRow, "claim_campaign claimed request \(number), expected a negative number")
-                }
-                let request = ClaimedRequest(
-                    number: number,
-                    request: PushRequest(
-                        address: TokenAddress(environment: content.environment, topic: content.topic, token: token),
-                        payload: content.payload, pushType: content.pushType, priority: content.priority,
-                        expiration: content.expiration
-                            ?? content.pushType.lifetime.map { now.microseconds / 1_000_000 + $0 },
-                        collapseID: content.collapseID,
-                        id: numbered.apnsID),
-                    firstSentAt: now, sendAt: sendIn.map { received + .microseconds($0) })
+                let request = try content.request(
+                    number, to: token, at: now, sendAt: sendIn.map { received + .microseconds($0) })
                 return (outcome, request)
             }
             var claim = Claim()
@@ -193,6 +181,24 @@ extension Outbox {
             return [claim]
         }
         return claims[0]
+    }
+}
+
+extension Outbox.CampaignContent {
+    fileprivate func request(
+        _ number: Int64, to token: DeviceToken, at now: Instant, sendAt: ContinuousClock.Instant?
+    ) throws(DatabaseError) -> ClaimedRequest {
+        guard let numbered = CampaignRequest(number: number) else {
+            throw DatabaseError(.unexpectedRow, "claim_campaign claimed request \(number), expected a negative number")
+        }
+        return ClaimedRequest(
+            number: number,
+            request: PushRequest(
+                address: TokenAddress(environment: environment, topic: topic, token: token), payload: payload,
+                pushType: pushType, priority: priority,
+                expiration: expiration ?? pushType.lifetime.map { now.microseconds / 1_000_000 + $0 },
+                collapseID: collapseID, id: numbered.apnsID),
+            firstSentAt: now, sendAt: sendAt)
     }
 }
 

@@ -29,36 +29,24 @@ final class EndedClients: Sendable {
 ///
 /// It lives as long as the process. A lost connection to the database ends a turn and leaves the state as it is.
 struct SendPipeline {
-    private let senders: [CredentialAtWork]
-    private let sendersByName: [String: CredentialAtWork]
+    let senders: [CredentialAtWork]
+    let sendersByName: [String: CredentialAtWork]
     private let ended: EndedClients
-    private var state: SendState
+    var state: SendState
     private var slots: Slots
     /// Nil if sends cannot be marked.
     private let marks: SentMarks?
     var summary: SendSummary
     private let metrics: SendMetrics
-    private var faults = SenderFaults()
-    private var clock = ClockWatch()
-    private var otherEnvironment = OtherEnvironment()
-    private let choice: CredentialChoice
+    var faults = SenderFaults()
+    var clock = ClockWatch()
+    var otherEnvironment = OtherEnvironment()
+    let choice: CredentialChoice
     /// By `campaign_id`.
-    private var contents: [Int64: Outbox.CampaignContent] = [:]
+    var contents: [Int64: Outbox.CampaignContent] = [:]
     /// The campaign that was addressed last.
-    private var addressedLast: Int64 = 0
-    private let audiences: SlowAudiences
-
-    /// The most requests of one claim.
-    private static let mostPerClaim = 1000
-
-    /// The most topics of one claim.
-    private static let topicsPerClaim = 50
-
-    /// The contents of this many campaigns are kept, even while there is nothing to claim.
-    private static let mostContents = 100
-
-    /// How long to address campaigns before something else is done.
-    private static let addressesFor: Duration = .milliseconds(100)
+    var addressedLast: Int64 = 0
+    let audiences: SlowAudiences
 
     /// - Parameters:
     ///   - ended: Notes which of them have outcomes, by their place.
@@ -96,7 +84,7 @@ struct SendPipeline {
         waiting.map(\.words) + faults.problems + notices.map(\.words)
     }
     /// What an operator should know although it keeps nothing waiting.
-    private var notices: [WaitingProblem] {
+    var notices: [WaitingProblem] {
         [clock.problem].compactMap { $0 } + otherEnvironment.problems(at: .now)
     }
     /// A JSON array that describes the credentials that can be used: see `LoadedCredential`.
@@ -112,71 +100,17 @@ struct SendPipeline {
         var moved = 0
     }
 
-    private var progress = Progress()
+    var progress = Progress()
     /// The last `operation_id` that this daemon knows; nil while nothing pauses.
     private var lastOperation: Int64?
 
     /// The looks for campaigns and for requests. A claim is no chore: it fails for its topic or its campaign alone.
-    private(set) var chores = Chores()
+    var chores = Chores()
 
     /// What the pipeline has met since the last call.
     mutating func takeProgress() -> Progress {
         defer { progress = Progress() }
         return progress
-    }
-
-    /// Looks for servers that blame the sender, and for notices, and logs what is new.
-    mutating func reportFaults() {
-        summary.report(notices: notices)
-        for sender in senders {
-            for (environment, fault) in sender.client.state.faults {
-                let scope = CredentialScope(
-                    credential: sender.credential.settings.name, environment: environment.rawValue)
-                if faults.take(fault, of: scope, at: .now) { summary.blamed(scope, fault.goAway) }
-            }
-        }
-    }
-
-    /// Reads the files of the credentials that have changed, and tries the new content at once.
-    ///
-    /// - Returns: Whether anything is new.
-    mutating func refreshCredentials() -> Bool {
-        let renewed = senders.filter { $0.credential.refresh() }
-        for sender in renewed {
-            summary.renewed(sender.credential)
-            for environment in sender.credential.settings.environments { sender.client.reconnect(environment) }
-            state.resume(credential: sender.credential.settings.name)
-        }
-        return !renewed.isEmpty
-    }
-
-    /// Notes whether APNs accepts the current provider token: then other daemons may have it.
-    private func judge(_ token: ProviderToken, by outcomes: [PushOutcome]) {
-        let awaitsProof = token.awaitsProof
-        for outcome in outcomes {
-            guard let text = outcome.authorization, case .answered(let answer) = outcome.end else { continue }
-            switch answer.status {
-            case 200, 410: if awaitsProof, Interpretation.isOfAPNs(answer) { token.was(accepted: true, text) }
-            case 429: if answer.reason == "TooManyProviderTokenUpdates" { token.was(accepted: false, text) }
-            default: break
-            }
-        }
-    }
-
-    /// Takes the provider tokens of other daemons, and gives them those that APNs has accepted from this one.
-    mutating func shareTokens(_ outbox: Outbox, on connection: inout Connection) throws(DatabaseError) {
-        // Credentials may have one key. Of two keys with one identifier, one is wrong.
-        let tokens = Array(
-            Dictionary(senders.compactMap(\.credential.loaded?.token).map { ($0.key, $0) }) { $0.awaitsProof ? $1 : $0 }
-                .values)
-        if tokens.isEmpty { return }
-        try attempt("share provider tokens", on: &connection) { _, connection throws(DatabaseError) in
-            try outbox.exchangeTokens(on: &connection) { shared in
-                ProviderTokens.take(shared, tokens)
-                return tokens.compactMap { $0.toShare(insteadOf: shared[$0.key], at: .now) }
-            }
-        }
-        for token in tokens { token.keep() }
     }
 
     /// Ends the pauses of topics that a person has resumed since the last call.
@@ -188,6 +122,16 @@ struct SendPipeline {
         let resumed = try outbox.resumed(after: lastOperation, on: &connection)
         lastOperation = resumed.last
         state.resume(resumed.topics)
+    }
+
+    /// Does a chore that fails alone: the rest of the turn goes on.
+    mutating func attempt(
+        _ chore: String, on connection: inout Connection,
+        _ work: (inout SendPipeline, inout Connection) throws(DatabaseError) -> Void
+    ) throws(DatabaseError) {
+        var chores = chores
+        defer { self.chores = chores }
+        try chores.run(chore, on: &connection) { connection throws(DatabaseError) in try work(&self, &connection) }
     }
 
     /// Gives back the requests that this daemon has claimed according to the database, but that the state does not know.
@@ -246,179 +190,13 @@ struct SendPipeline {
         return hasWritten
     }
 
-    /// The outcome of a round of claims.
-    enum Claimed {
-        case some
-        /// Requests are due, but none can be sent now.
-        case dueOnly
-        case none
-    }
-
     /// How long until something is to be done for a campaign or a rate.
     var pause: Duration { state.pause(at: .now) }
 
     /// Gives back what waits for the instant that its rate gives it: the daemon shuts down.
     mutating func giveBackPaced() { state.giveBackPaced() }
 
-    /// Does a chore that fails alone: the rest of the turn goes on.
-    private mutating func attempt(
-        _ chore: String, on connection: inout Connection,
-        _ work: (inout SendPipeline, inout Connection) throws(DatabaseError) -> Void
-    ) throws(DatabaseError) {
-        var chores = chores
-        defer { self.chores = chores }
-        try chores.run(chore, on: &connection) { connection throws(DatabaseError) in try work(&self, &connection) }
-    }
-
-    /// Looks for campaigns, and addresses their audience further. An audience that takes long is left to `AddressingWorker`.
-    private mutating func addressCampaigns(
-        at now: ContinuousClock.Instant, _ outbox: Outbox, on connection: inout Connection
-    ) throws(DatabaseError) {
-        let look: Outbox.CampaignLook
-        do throws(DatabaseError) {
-            look = try outbox.campaignsDue(ending: state.endsCampaigns(at: now), on: &connection)
-        } catch {
-            // The next look tries again.
-            if error.remedy != .retry { throw error }
-            progress.lockWaits += 1
-            return
-        }
-        state.take(look.due, at: now)
-        state.count(expired: look.expired)
-        if contents.count > Self.mostContents {
-            let open = Set(look.due.map(\.id))
-            contents = contents.filter { open.contains($0.key) }
-        }
-        for (source, error) in audiences.takeFailures() {
-            if error.remedy == .retry { progress.lockWaits += 1 }
-            state.failed(source, "\(error)", isPassing: [.retry, .reconnect].contains(error.remedy), at: now)
-        }
-        defer { audiences.want(state.toAddress(areSlow: true, at: now), of: state.slowAudiences) }
-        let waiting = state.toAddress(at: now)
-        // Many take several looks. Each begins after the last one of the look before.
-        let next = waiting.firstIndex { $0.campaign ?? 0 > addressedLast } ?? 0
-        let until = now + Self.addressesFor
-        for source in waiting[next...] + waiting[..<next] where ContinuousClock.now < until {
-            guard let campaign = source.campaign else { continue }
-            addressedLast = campaign
-            do throws(DatabaseError) {
-                if try outbox.address(campaign, ahead: SlowAudiences.ahead, on: &connection) ?? 0 > 0 {
-                    state.addressed(campaign)
-                }
-            } catch {
-                guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                if SlowAudiences.tookTooLong(error) {
-                    state.isSlow(campaign)
-                } else if error.remedy == .retry {
-                    progress.lockWaits += 1
-                    return
-                } else {
-                    state.failed(source, "\(error)", at: now)
-                }
-            }
-        }
-    }
-
-    /// - Parameter most: 1 or more.
-    private mutating func claim(
-        _ turn: SendState.Turn, most: Int, backgroundPerHour: Int, at now: ContinuousClock.Instant, _ outbox: Outbox,
-        on connection: inout Connection
-    ) throws(DatabaseError) -> Outbox.Claim {
-        guard let campaign = turn.source.campaign else {
-            return try outbox.claim(
-                turn.topic, most: min(most, Self.mostPerClaim), since: state.claimsFrom(turn, at: now),
-                backgroundPerHour: backgroundPerHour, on: &connection)
-        }
-        if contents[campaign] == nil {
-            contents[campaign] = try outbox.content(of: campaign, in: turn.topic, on: &connection)
-        }
-        guard let content = contents[campaign] else { return Outbox.Claim() }
-        return try outbox.claim(
-            campaign: campaign, content, most: most, backgroundPerHour: backgroundPerHour, on: &connection)
-    }
-
-    /// Claims what is due, the topics and campaigns in turn, and submits it.
-    ///
-    /// - Parameter looksForTopics: Whether to look for topics if that is due. Campaigns are looked for more often.
-    mutating func claim(
-        looksForTopics: Bool, backgroundPerHour: Int, _ outbox: Outbox, on connection: inout Connection
-    ) throws(DatabaseError) -> Claimed {
-        if state.isBehind { return .none }
-        let now = ContinuousClock.now
-        if state.looksForCampaigns(at: now) {
-            try attempt("look for campaigns", on: &connection) { pipeline, connection throws(DatabaseError) in
-                try pipeline.addressCampaigns(at: now, outbox, on: &connection)
-            }
-        }
-        if looksForTopics, state.looksForTopics(at: now) {
-            try attempt("look for requests", on: &connection) { pipeline, connection throws(DatabaseError) in
-                while pipeline.state.add(try outbox.scopes(after: pipeline.state.topicCursor, on: &connection)) {}
-            }
-        }
-        // Sends what has become due meanwhile, so that it does not count as late.
-        perform(state.release(at: .now))
-        let turns = state.turns(at: now)
-        var result = turns.isEmpty ? Claimed.none : .dueOnly
-        for group in Self.groups(turns) {
-            if group.count > 1 {
-                let asked = state.asked(group, at: now)
-                do throws(DatabaseError) {
-                    let claims = try outbox.claim(asked, backgroundPerHour: backgroundPerHour, on: &connection)
-                    for (turn, claim) in zip(group, claims) where take(claim, of: turn, at: now) { result = .some }
-                    perform(state.release(at: .now))
-                    continue
-                } catch {
-                    // One of them keeps the others waiting. Each on its own shows which.
-                    guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                }
-            }
-            for turn in group {
-                let room = state.room(for: turn)
-                if room == 0 { continue }
-                do throws(DatabaseError) {
-                    let claim = try self.claim(
-                        turn, most: room, backgroundPerHour: backgroundPerHour, at: now, outbox, on: &connection)
-                    if take(claim, of: turn, at: now) { result = .some }
-                } catch {
-                    guard [.fixData, .retry].contains(error.remedy) else { throw error }
-                    if error.remedy == .retry { progress.lockWaits += 1 }
-                    state.failed(turn.source, "\(error)", isPassing: error.remedy == .retry, at: now)
-                }
-                perform(state.release(at: .now))
-            }
-        }
-        return result
-    }
-
-    /// - Returns: The turns that are claimed in one transaction: several topics, or one campaign.
-    private static func groups(_ turns: [SendState.Turn]) -> [ArraySlice<SendState.Turn>] {
-        var groups: [ArraySlice<SendState.Turn>] = []
-        var rest = turns[...]
-        while !rest.isEmpty {
-            let topics = rest.prefix(topicsPerClaim).prefix { $0.source.campaign == nil && !$0.isTrial }
-            let group = topics.isEmpty ? rest.prefix(1) : topics
-            groups.append(group)
-            rest = rest.dropFirst(group.count)
-        }
-        return groups
-    }
-
-    /// - Returns: Whether anything was due.
-    private mutating func take(
-        _ claim: Outbox.Claim, of turn: SendState.Turn, at now: ContinuousClock.Instant
-    ) -> Bool {
-        if claim.dueAt != nil {
-            progress.moved += 1
-        } else if state.hasJustFound(turn) {
-            // Another session has locked them, or another daemon has been faster.
-            progress.lockWaits += 1
-        }
-        summary.add(claim)
-        perform(state.take(claim, of: turn, at: now))
-        return claim.dueAt != nil
-    }
-
-    private mutating func perform(_ actions: [SendState.Action]) {
+    mutating func perform(_ actions: [SendState.Action]) {
         for action in actions {
             switch action {
             case .submit(let requests, let credential): client(of: credential)?.submit(requests.map { enter($0) })
@@ -430,16 +208,6 @@ struct SendPipeline {
             case .logPause(_, let pause, let why): summary.pauses(for: pause, why: why)
             }
         }
-    }
-
-    private mutating func tryOtherEnvironment(after outcome: PushOutcome) {
-        guard let topic = OtherEnvironment.topic(toTryAfter: outcome), let credential = choice.name(for: topic),
-            let sender = sendersByName[credential],
-            // A certificate may be for one environment only.
-            sender.credential.settings.keyFile != nil, !state.isOnTrial(topic),
-            let request = otherEnvironment.trial(after: outcome, at: .now)
-        else { return }
-        sender.client.submit([request])
     }
 
     private func client(of credential: String) -> PushClient? {

@@ -37,22 +37,8 @@ struct SendPresence {
     ) throws(DatabaseError) {
         if isDue(lookedAt, every: timing.soon) {
             lookedAt = .now
-            pipeline.reportFaults()
-            if refresh.take() || isDue(readAt, every: timing.credentials) {
-                readAt = .now
-                if pipeline.refreshCredentials() { (beatAt, sharedAt) = (nil, nil) }
-            }
-            try pipeline.resume(outbox, on: &connection)
-            let found =
-                pipeline.problems + (locks.map { ["requests wait for a lock in PostgreSQL: \($0.words)"] } ?? [])
-            if found != problems {
-                // `status` should soon show it.
-                beatAt = nil
-                problems = found
-                report(found)
-            }
+            try look(&pipeline, outbox, locks: locks, on: &connection, report: report)
             chores(pipeline.chores.failures, &connection)
-            pipeline.summary.report(waiting: pipeline.waiting)
         }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
@@ -73,6 +59,27 @@ struct SendPresence {
                     sent: { marks?.sent(by: $0) }))
             try removeMarks(outbox, on: &connection)
         }
+    }
+
+    /// Takes up what has changed, and says what keeps requests waiting.
+    private mutating func look(
+        _ pipeline: inout SendPipeline, _ outbox: Outbox, locks: [LockHolder]?, on connection: inout Connection,
+        report: ([String]) -> Void
+    ) throws(DatabaseError) {
+        pipeline.reportFaults()
+        if refresh.take() || isDue(readAt, every: timing.credentials) {
+            readAt = .now
+            if pipeline.refreshCredentials() { (beatAt, sharedAt) = (nil, nil) }
+        }
+        try pipeline.resume(outbox, on: &connection)
+        let found = pipeline.problems + (locks.map { ["requests wait for a lock in PostgreSQL: \($0.words)"] } ?? [])
+        if found != problems {
+            // `status` should soon show it.
+            beatAt = nil
+            problems = found
+            report(found)
+        }
+        pipeline.summary.report(waiting: pipeline.waiting)
     }
 
     /// Removes the marks of ended daemons that nobody needs any more.
