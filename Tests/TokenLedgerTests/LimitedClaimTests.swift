@@ -64,9 +64,8 @@ import TokenModel
     private func giveBack() throws {
         try database.psql(
             """
-            SELECT tokenkeeper.finish_campaign_requests('d', n, array_fill('returned'::text, s), array_fill(NULL::integer, s), array_fill(NULL::text, s),
-                array_fill(NULL::text, s), array_fill(NULL::timestamptz, s), array_fill(NULL::bigint, s), array_fill(NULL::text, s), array_fill(NULL::text, s))
-            FROM (SELECT array_agg(c), ARRAY[count(*)::integer] FROM tokenkeeper.claimed_campaign_requests('d') AS c) AS a (n, s)
+            SELECT tokenkeeper.finish_requests('d', array_agg(ROW(c, 'returned', NULL, NULL, NULL, NULL, NULL, NULL, NULL)::tokenkeeper.request_ending))
+            FROM tokenkeeper.claimed_campaign_requests('d') AS c
             """, user: "a_daemon")
     }
 
@@ -107,7 +106,7 @@ import TokenModel
         try policy("alerts_per_day = 2")
         #expect(try claimSingle([1]) == "1 claimed")
         try database.psql(
-            "SELECT tokenkeeper.finish_requests('d', array_agg(request_id), '{later}', '{503}', '{NULL}', '{NULL}', '{2026-01-01Z}', '{0}', '{x}', '{NULL}') FROM tokenkeeper.send_request WHERE claimed_by IS NOT NULL",
+            "SELECT tokenkeeper.finish_requests('d', array_agg(ROW(request_id, 'later', 503, NULL, NULL, '2026-01-01Z', 0, 'x', NULL)::tokenkeeper.request_ending)) FROM tokenkeeper.send_request WHERE claimed_by IS NOT NULL",
             user: "a_daemon")
         #expect(try claimSingle([]) == "1 claimed", "a retry")
         #expect(try claimSingle([1]) == "1 suppressed")
@@ -147,10 +146,8 @@ import TokenModel
     private func answer() throws {
         try database.psql(
             """
-            SELECT tokenkeeper.finish_campaign_requests('d', n, array_fill('answered'::text, s), array_fill(200, s), array_fill(NULL::text, s),
-                array_fill(NULL::text, s), array_fill(now(), s), array_fill(NULL::bigint, s), array_fill(NULL::text, s), array_fill(NULL::text, s))
-            FROM (SELECT array_agg(c), ARRAY[count(*)::integer] FROM tokenkeeper.claimed_campaign_requests('d') AS c) AS a (n, s)
-            WHERE n IS NOT NULL
+            SELECT tokenkeeper.finish_requests('d', array_agg(ROW(c, 'answered', 200, NULL, NULL, now(), NULL, NULL, NULL)::tokenkeeper.request_ending))
+            FROM tokenkeeper.claimed_campaign_requests('d') AS c HAVING count(*) > 0
             """, user: "a_daemon")
     }
 

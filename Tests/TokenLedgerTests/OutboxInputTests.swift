@@ -108,10 +108,10 @@ import TokenModel
         #expect(try answer(claim.replacing("%t", with: "upper(topic)")) == "0")
         #expect(try answer(claim.replacing("%t", with: "topic")) == "3")
         let finish = """
-            tokenkeeper.finish_requests(%d, ARRAY(SELECT r.request_id FROM tokenkeeper.send_request AS r ORDER BY 1),
-                ARRAY[left(device, 0) || 'answered', left(device, 0) || 'later', left(device, 0) || 'failed'],
-                ARRAY[200, 503, 413], ARRAY[word, word, word], ARRAY[word, word, word], ARRAY[now(), now(), now()],
-                ARRAY[0, 0, 0]::bigint[], ARRAY[word, word, word])
+            tokenkeeper.finish_requests(%d, ARRAY(
+                SELECT ROW(r.request_id, left(device, 0) || (ARRAY['answered', 'later', 'failed'])[r.n], (ARRAY[200, 503, 413])[r.n], word, word, now(), 0, word,
+                           NULL)::tokenkeeper.request_ending
+                FROM (SELECT s.request_id, row_number() OVER (ORDER BY s.request_id) AS n FROM tokenkeeper.send_request AS s) AS r))
             """
         #expect(try answer(finish.replacing("%d", with: "upper(word)")) == "0", "another daemon")
         #expect(try answer(finish.replacing("%d", with: "word")) == "3")

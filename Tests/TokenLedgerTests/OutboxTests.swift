@@ -326,8 +326,8 @@ import TokenModel
         let fates = "(ARRAY['answered', 'failed', 'later', 'interrupted', 'returned'])[1 + n % 5]"
         try daemon.execute(
             """
-            SELECT tokenkeeper.finish_requests('host/1/1', array_agg(r.request_id), array_agg(\(fates)), array_agg(NULL::integer),
-                array_agg(NULL::text), array_agg(NULL::text), array_agg(NULL::timestamptz), array_agg(0::bigint), array_agg(NULL::text))
+            SELECT tokenkeeper.finish_requests('host/1/1', array_agg(
+                ROW(r.request_id, \(fates), NULL, NULL, NULL, NULL, 0, NULL, NULL)::tokenkeeper.request_ending))
             FROM (SELECT request_id, row_number() OVER ()::integer AS n FROM tokenkeeper.send_request ORDER BY request_id + 0) AS r
             """)
         let after = Int(try daemon.scalar(read) ?? "") ?? .max

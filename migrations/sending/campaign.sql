@@ -549,7 +549,7 @@ DECLARE
     given_back bigint;
     singles bigint;
 BEGIN
-    -- What waits. What a daemon has claimed ends when the daemon has noticed: see finish_campaign_requests. A claim at this moment is noticed, too.
+    -- What waits. What a daemon has claimed ends when the daemon has noticed: see end_batched. A claim at this moment is noticed, too.
     PERFORM tokenkeeper.lock_requests_of_campaign(of_campaign, only_claimed => true);
     SELECT coalesce(sum(b.requests - bit_count(b.ended)), 0) INTO in_batches FROM tokenkeeper.campaign_batch AS b
     WHERE b.campaign_id = of_campaign AND b.claimed_by IS NULL;

@@ -202,6 +202,48 @@ COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
 COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting, in words.';
 
+CREATE TYPE tokenkeeper.request_ending AS (
+    number  bigint,
+    fate    text COLLATE "C",
+    status  integer,
+    body    text,
+    apns_id text,
+    sent_at timestamptz,
+    pause   bigint,
+    error   text,
+    meaning text COLLATE "C"
+);
+COMMENT ON TYPE tokenkeeper.request_ending IS
+    'What became of a request that a daemon has claimed. number: its request_id; negative for a request in a campaign''s batch. fate: answered (APNs responded for '
+    'good), failed, later (retry after pause, in microseconds), refused (the same, while others of the topic are accepted), interrupted (no response: retry once) '
+    'or returned (not sent). status, body and apns_id: the response, if there was one. meaning: what it says about the token: accepted, stale or suspect; null: by '
+    'its status.';
+
+CREATE TYPE tokenkeeper.ended_request AS (
+    number          bigint,
+    environment     text,
+    topic           text,
+    token           text,
+    apns_id         uuid,
+    campaign_id     bigint,
+    campaign_number bigint,
+    queued_at       timestamptz,
+    attempts        integer,
+    request         tokenkeeper.send_request,
+    fate            text COLLATE "C",
+    status          integer,
+    body            text,
+    answered_id     text,
+    sent_at         timestamptz,
+    error           text,
+    result          text COLLATE "C",
+    is_unsent       boolean
+);
+COMMENT ON TYPE tokenkeeper.ended_request IS
+    'A request on its way through finish_requests. request: its row, if it was a single one and failed. result: how a campaign''s request ended, or requeued or '
+    'returned. is_unsent: a background push that did not reach its device.';
+REVOKE USAGE ON TYPE tokenkeeper.ended_request FROM PUBLIC;
+
 CREATE TYPE tokenkeeper.due_request AS (
     request_id     bigint,
     token_key      bytea,

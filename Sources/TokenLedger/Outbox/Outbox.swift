@@ -206,10 +206,9 @@ public struct Outbox: Sendable {
         public var locked: Set<Int64> = []
     }
 
-    /// Writes what became of requests, those of campaigns in one transaction and the single ones in another: responses enter the queue,
-    /// and requests leave the outbox or wait again.
+    /// Writes what became of requests, in one transaction: responses enter the queue, and requests leave the outbox or wait again.
     ///
-    /// After an error, some of them may be written. To write all again is harmless.
+    /// To write them again after an error is harmless.
     @discardableResult
     public func finish(
         _ endings: [RequestEnding], on connection: inout Connection
@@ -226,25 +225,12 @@ public struct Outbox: Sendable {
     private func write(
         _ endings: [RequestEnding], on connection: inout Connection
     ) throws(DatabaseError) -> Finished {
-        // A campaign's requests have negative numbers. In two transactions: each locks the devices of background pushes in the order in which
-        // a claim does, so a claim of another daemon and both of them together could wait for each other.
-        let (single, ofCampaigns) = (endings.filter { $0.number > 0 }, endings.filter { $0.number < 0 })
-        let requests =
-            try write(ofCampaigns, by: "finish_campaign_requests", on: &connection)
-            + write(single, by: "finish_requests", on: &connection)
-        if requests == endings.count { return Finished(requests: requests) }
-        // The others are those that this daemon no longer had, and those that are locked.
-        let locked = try claimed(on: &connection).intersection(endings.map(\.number))
-        return Finished(requests: requests, locked: locked)
-    }
-
-    private func write(
-        _ endings: [RequestEnding], by function: String, on connection: inout Connection
-    ) throws(DatabaseError) -> Int {
-        if endings.isEmpty { return 0 }
-        return try connection.transaction(durable) { connection throws(DatabaseError) in
+        let requests = try connection.transaction(durable) { connection throws(DatabaseError) in
             try connection.query(
-                "SELECT tokenkeeper.\(function)($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                """
+                SELECT tokenkeeper.finish_requests($1, ARRAY(SELECT ROW(e.*)::tokenkeeper.request_ending
+                    FROM unnest($2::bigint[], $3::text[], $4::integer[], $5::text[], $6::text[], $7::timestamptz[], $8::bigint[], $9::text[], $10::text[]) AS e))
+                """,
                 [
                     .text(daemonID), .int8s(endings.map(\.number)), .texts(endings.map(\.fate.word)),
                     .int4s(endings.map { $0.answer?.status }),
@@ -252,8 +238,12 @@ public struct Outbox: Sendable {
                     .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
                     .texts(endings.map(\.fate.error)), .texts(endings.map { $0.answer?.meaning.rawValue }),
                 ]
-            ).value()
+            ).value(Int.self)
         }
+        if requests == endings.count { return Finished(requests: requests) }
+        // The others are those that this daemon no longer had, and those that are locked.
+        let locked = try claimed(on: &connection).intersection(endings.map(\.number))
+        return Finished(requests: requests, locked: locked)
     }
 
     /// Which topics a person has resumed, or wanted to be tried at once.

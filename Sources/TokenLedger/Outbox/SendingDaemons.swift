@@ -96,45 +96,21 @@ extension Outbox {
             if !hasEnded && !isGone { continue }
             let sent = isGone ? sent(holder.name) : nil
             taken += try takeOver(holder.name, sent: sent, on: &connection)
-            taken += try takeOverCampaigns(of: holder.name, sent: sent, on: &connection)
         }
         return taken
-    }
-
-    /// Releases the batches of an ended daemon.
-    private func takeOverCampaigns(
-        of holder: String, sent: Set<Int64>?, on connection: inout Connection
-    ) throws(DatabaseError) -> TakenOver {
-        try connection.transaction(durable) { connection throws(DatabaseError) in
-            try connection.query(
-                "SELECT t.requests, t.interrupted FROM tokenkeeper.take_over_campaigns($1, $2, $3) AS t",
-                [.text(holder), .bool(sent == nil), .int8s((sent ?? []).filter { $0 < 0 })]
-            ).one { row throws(DatabaseError) in
-                TakenOver(requests: try row.read(), interrupted: try row.read())
-            }
-        }
     }
 
     private func takeOver(
         _ holder: String, sent: Set<Int64>?, on connection: inout Connection
     ) throws(DatabaseError) -> TakenOver {
-        // unnest() in finish_requests fills the short arrays up with nulls.
-        let rows = try connection.transaction(durable) { connection throws(DatabaseError) in
+        try connection.transaction(durable) { connection throws(DatabaseError) in
             try connection.query(
-                """
-                SELECT tokenkeeper.finish_requests(
-                           $1, array_agg(h.request_id), array_agg(CASE WHEN h.was_sent THEN 'interrupted' ELSE 'returned' END),
-                           '{}', '{}', '{}', '{}', '{}', '{}', '{}'),
-                       count(*) FILTER (WHERE h.was_sent)
-                FROM (SELECT r.request_id, $2 OR r.request_id = ANY ($3) AS was_sent FROM tokenkeeper.send_request AS r
-                      WHERE r.claimed_by = $1 FOR UPDATE SKIP LOCKED) AS h
-                HAVING count(*) > 0
-                """, [.text(holder), .bool(sent == nil), .int8s(Array(sent ?? []))]
-            ).decode { row throws(DatabaseError) in
-                TakenOver(requests: try row.read(Int.self), interrupted: try row.read(Int.self))
+                "SELECT t.requests, t.interrupted FROM tokenkeeper.take_over($1, $2, $3) AS t",
+                [.text(holder), .bool(sent == nil), .int8s(Array(sent ?? []))]
+            ).one { row throws(DatabaseError) in
+                TakenOver(requests: try row.read(), interrupted: try row.read())
             }
         }
-        return rows.first ?? TakenOver()
     }
 
     /// Finds the ended daemons from which nothing is left to take over. A daemon counts only after a minute without a heartbeat: until

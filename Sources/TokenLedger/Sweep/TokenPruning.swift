@@ -69,10 +69,12 @@ extension Sweep {
     ) throws {
         // Each batch begins where the previous one ended: from the front, it would first skip all tokens that have been deleted.
         var since = Instant.distantPast
+        // From the disk, a token takes about a millisecond.
+        var batch = SliceSize(500, in: min(plan.batch, 50)...plan.batch)
         while true {
-            let (pruned, reached) = try step(settings: Self.byIndex, on: &connection, while: goesOn) {
-                connection, counts in
-                let (pruned, reached) = try pruneBatch(of: topic, since: since, on: &connection)
+            let (pruned, reached) = try slice(&batch, settings: Self.byIndex, on: &connection, while: goesOn) {
+                connection, counts, most in
+                let (pruned, reached) = try pruneBatch(of: topic, since: since, most: most, on: &connection)
                 counts.prunedSuppressed = pruned
                 return (pruned, reached ?? since)
             }
@@ -87,7 +89,7 @@ extension Sweep {
     ///
     /// - Returns: How many tokens were pruned, and the latest `since` of the due tokens' suppressions; nil if none was due.
     private func pruneBatch(
-        of topic: DueTokens.Topic, since: Instant, on connection: inout Connection
+        of topic: DueTokens.Topic, since: Instant, most: Int, on connection: inout Connection
     ) throws(DatabaseError) -> (pruned: Int64, reached: Instant?) {
         try connection.query(
             """
@@ -113,7 +115,7 @@ extension Sweep {
             """,
             [
                 .int8(lease.runID), .int4(topic.number), .instant(topic.suppressedBefore), .instant(since),
-                .int8(Int64(plan.batch)),
+                .int8(Int64(most)),
             ]
         ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
     }

@@ -190,7 +190,7 @@ import TokenModel
                     == "claimed|t|alert|5|2208988800|c|1|\(try stage.database.psql("SELECT tokenkeeper.campaign_apns_id(\(campaign), \(-number & 0xffff_ffff))"))"
             )
             let single = try stage.database.psql("SELECT request_id FROM tokenkeeper.send_request")
-            try stage.finishSingle([.accepted(Int(single)!)])
+            try stage.finish([.accepted(Int(single)!)])
             #expect(try stage.progress(campaign) == "1|0|1|0|0|0|0|0|0")
             #expect(try stage.delivery(number) == "accepted" && stage.state(campaign) == "ended")
         }
@@ -205,7 +205,7 @@ import TokenModel
         try stage.suppress(1)
         let singles = Dictionary(uniqueKeysWithValues: try stage.claimSingle().map { ($1, $0) })
         #expect(Set(singles.keys) == [2, 3, 4])
-        try stage.finishSingle([
+        try stage.finish([
             .init(number: singles[2]!, fate: "failed", error: "x"), .init(number: singles[3]!, fate: "interrupted"),
             .init(number: singles[4]!, status: 410, outcome: "suspect"),
         ])

@@ -105,7 +105,7 @@ import TokenModel
                 [.init(number: claimed[1], fate: "later", status: 503, pause: 0), .returned(claimed[2])], by: "a"))
         try daemon.execute(
             CampaignStage.finishing(
-                [.init(number: single, fate: "later", status: 503, pause: 0)], by: "a", function: "finish_requests"))
+                [.init(number: single, fate: "later", status: 503, pause: 0)], by: "a"))
         let failures = Failures()
         let done = DispatchSemaphore(value: 0)
         Thread.detachNewThread {

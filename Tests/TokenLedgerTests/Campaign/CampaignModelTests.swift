@@ -220,25 +220,22 @@ import Testing
                     chance.dice(3) == 0
                     ? nil
                     : Set(mine.shuffled(using: &chance).prefix(mine.count / 3).map { -($0.campaign << 32 | $0.number) })
-                let interrupted = sent?.count ?? mine.count
+                let single = try stage.count("send_request", "claimed_by = '\(daemon)'")
+                let interrupted = sent?.count ?? mine.count + single
                 #expect(
-                    try stage.takeOver(daemon, sent: sent.map(Array.init)) == "\(mine.count)|\(interrupted)",
+                    try stage.takeOver(daemon, sent: sent.map(Array.init)) == "\(mine.count + single)|\(interrupted)",
                     "\(what), seed \(seed)")
                 try note(what) { request, campaign, number, outcome in
                     let wasSent = sent?.contains(-(campaign << 32 | number)) ?? true
-                    return request.holder == daemon
-                        && outcome == (state[campaign] == "cancelled" ? (wasSent ? "failed" : "cancelled") : "requeued")
+                    let ended = wasSent ? "failed" : "cancelled"
+                    if request.moved { return outcome == ended && state[campaign] == "cancelled" }
+                    return request.holder == daemon && outcome == (state[campaign] == "cancelled" ? ended : "requeued")
                         && (wasSent || outcome == "cancelled")
                 }
                 for (campaign, number) in mine where !known[campaign]![number]!.moved {
                     known[campaign]![number]!.holder = nil
                 }
-                let singlesOfIt = singles.filter { $0.value.holder == daemon }.keys
-                try stage.finishSingle(singlesOfIt.map { .returned($0) }, by: daemon)
-                try note(what) { request, campaign, _, outcome in
-                    request.moved && outcome == "cancelled" && state[campaign] == "cancelled"
-                }
-                for id in singlesOfIt { singles[id] = nil }
+                singles = singles.filter { $0.value.holder != daemon }
             case 11:
                 what = "single claim by \(daemon)"
                 let claimed = try stage.claimSingle(by: daemon, most: 200)
@@ -279,7 +276,7 @@ import Testing
                         return .accepted(id)
                     }
                 }
-                try stage.finishSingle(words, by: daemon)
+                try stage.finish(words, by: daemon)
                 try note(what) { _, campaign, number, outcome in
                     mine.contains {
                         $0.value.campaign == campaign && $0.value.number == number && expected[$0.key] == .some(outcome)
@@ -325,7 +322,7 @@ import Testing
         }
         for daemon in ["a", "b", "c"] {
             _ = try stage.takeOver(daemon, sent: [])
-            try stage.finishSingle(singles.filter { $0.value.holder == daemon }.keys.map { .returned($0) }, by: daemon)
+            try stage.finish(singles.filter { $0.value.holder == daemon }.keys.map { .returned($0) }, by: daemon)
         }
         for campaign in campaigns {
             try stage.addressAll(campaign)
@@ -334,7 +331,7 @@ import Testing
             }
         }
         while case let more = try stage.claimSingle(), !more.isEmpty {
-            try stage.finishSingle(more.keys.map { .accepted($0) })
+            try stage.finish(more.keys.map { .accepted($0) })
         }
         try stage.end()
         for campaign in campaigns {

@@ -96,26 +96,18 @@ struct CampaignStage {
     }
 
     /// The statement, so that a test can roll it back.
-    static func finishing(_ words: [Word], by daemon: String, function: String = "finish_campaign_requests") -> String {
-        func array<Value>(_ values: [Value?], _ type: String) -> String {
-            "ARRAY[" + values.map { $0.map { "'\($0)'" } ?? "NULL" }.joined(separator: ",") + "]::\(type)[]"
+    static func finishing(_ words: [Word], by daemon: String) -> String {
+        func text(_ value: Any?) -> String { value.map { "'\($0)'" } ?? "NULL" }
+        let endings = words.map {
+            "ROW(\($0.number), \(text($0.fate)), \(text($0.status)), NULL, NULL, '2026-01-01Z', \(text($0.pause)), \(text($0.error)), \(text($0.outcome)))"
         }
-        return """
-            SELECT tokenkeeper.\(function)('\(daemon)', \(array(words.map(\.number), "bigint")), \(array(words.map(\.fate), "text")),
-                \(array(words.map(\.status), "integer")), '{}', '{}', \(array(words.map { _ in "2026-01-01Z" }, "timestamptz")),
-                \(array(words.map(\.pause), "bigint")), \(array(words.map(\.error), "text")), \(array(words.map(\.outcome), "text")))
-            """
+        return
+            "SELECT tokenkeeper.finish_requests('\(daemon)', ARRAY[\(endings.joined(separator: ", "))]::tokenkeeper.request_ending[])"
     }
 
     @discardableResult
     func finish(_ words: [Word], by daemon: String = "a") throws -> Int {
         Int(try database.psql(Self.finishing(words, by: daemon), user: "a_daemon")) ?? -1
-    }
-
-    /// For requests that have moved to `send_request`.
-    @discardableResult
-    func finishSingle(_ words: [Word], by daemon: String = "a") throws -> Int {
-        Int(try database.psql(Self.finishing(words, by: daemon, function: "finish_requests"), user: "a_daemon")) ?? -1
     }
 
     /// - Returns: The request_id of each claimed single request, and the number of its token.
@@ -130,7 +122,7 @@ struct CampaignStage {
 
     func takeOver(_ daemon: String, sent: [Int]?) throws -> String {
         try database.psql(
-            "SELECT requests, interrupted FROM tokenkeeper.take_over_campaigns('\(daemon)', \(sent == nil), '{\((sent ?? []).map(String.init).joined(separator: ","))}')",
+            "SELECT requests, interrupted FROM tokenkeeper.take_over('\(daemon)', \(sent == nil), '{\((sent ?? []).map(String.init).joined(separator: ","))}')",
             user: "a_daemon")
     }
 

@@ -710,7 +710,7 @@ import Testing
             .init(number: claimed[5], fate: "interrupted"), .init(number: claimed[6], status: 410, outcome: "stale"),
         ])
         #expect(try stage.progress(campaign) == "1000|544|1|1|0|0|1|453|0")
-        try stage.finishSingle([.init(number: single, fate: "later", status: 503, pause: 0)])
+        try stage.finish([.init(number: single, fate: "later", status: 503, pause: 0)])
         #expect(try stage.count("send_request") == 0)
         #expect(try stage.state(campaign) == "cancelled" && stage.count("campaign", "ended_at IS NULL") == 1)
         try stage.finish(claimed.dropFirst(7).map { .returned($0) })

@@ -75,8 +75,8 @@ import Testing
     @Test func `finishing reads its own batches only, also in a session that began with one batch`() throws {
         func finish(_ campaign: String) -> String {
             """
-            SELECT tokenkeeper.finish_campaign_requests('d', ARRAY[-(((\(campaign))::bigint << 32) | 513)], '{returned}', '{NULL}', '{NULL}', '{NULL}',
-                '{NULL}', '{NULL}', '{NULL}', '{NULL}');
+            SELECT tokenkeeper.finish_requests('d', ARRAY[
+                ROW(-(((\(campaign))::bigint << 32) | 513), 'returned', NULL, NULL, NULL, NULL, NULL, NULL, NULL)::tokenkeeper.request_ending]);
             """
         }
         func batches(of campaigns: String, _ numbers: String) -> String {

@@ -241,9 +241,8 @@ import Testing
         try database.psql("SELECT tokenkeeper.cancel_campaign(\(number))", user: "a_sender")
         try database.psql(
             """
-            SELECT tokenkeeper.finish_campaign_requests('d', n, array_fill('returned'::text, s), array_fill(NULL::integer, s), array_fill(NULL::text, s),
-                array_fill(NULL::text, s), array_fill(NULL::timestamptz, s), array_fill(NULL::bigint, s), array_fill(NULL::text, s), array_fill(NULL::text, s))
-            FROM (SELECT array_agg(c), ARRAY[count(*)::integer] FROM tokenkeeper.claimed_campaign_requests('d') AS c) AS a (n, s);
+            SELECT tokenkeeper.finish_requests('d', array_agg(ROW(c, 'returned', NULL, NULL, NULL, NULL, NULL, NULL, NULL)::tokenkeeper.request_ending))
+            FROM tokenkeeper.claimed_campaign_requests('d') AS c;
             SELECT tokenkeeper.end_campaigns()
             """, user: "a_daemon")
         program.waitUntilExit()
