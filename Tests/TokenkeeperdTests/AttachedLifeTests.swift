@@ -75,16 +75,17 @@ import Testing
         for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 
-    /// A token is active if and only if a row has it that is not logged out, and then it has a user of such a row.
+    /// A token is active if and only if a row has it that is not logged out. Then it has the user of such a row, unless it was registered later than these
+    /// rows say: by a row that went while no trigger saw it.
     private static func differences(_ column: String, _ topic: String) -> String {
         """
         SELECT string_agg(coalesce(r.token, t.token) || ' ' || coalesce(t.state, 'unknown') || ' ' || coalesce(t.user_id, '-')
                           || ' of ' || coalesce(r.users::text, 'no row'), E'\\n')
-        FROM (SELECT d.\(column) AS token, array_agg(d.user_id::text) AS users FROM app.devices AS d
+        FROM (SELECT d.\(column) AS token, array_agg(d.user_id::text) AS users, max(d.last_seen) AS seen FROM app.devices AS d
               WHERE d.\(column) IS NOT NULL AND d.logged_out_at IS NULL GROUP BY 1) AS r
-        FULL JOIN (SELECT k.token, k.state, k.user_id FROM tokenkeeper.token AS k WHERE k.topic = '\(topic)') AS t ON t.token = r.token
+        FULL JOIN (SELECT k.* FROM tokenkeeper.token AS k WHERE k.topic = '\(topic)') AS t ON t.token = r.token
         WHERE (r.token IS NOT NULL) IS DISTINCT FROM (t.state = 'active')
-          OR r.token IS NOT NULL AND t.user_id <> ALL (r.users)
+          OR r.token IS NOT NULL AND t.user_id <> ALL (r.users) AND t.registered_at <= r.seen
         """
     }
 }
@@ -176,12 +177,15 @@ private struct TableLife: Sendable {
         }
     }
 
-    /// One transaction of one to three changes. Applications may deadlock.
+    /// One transaction of one to three changes. Applications may meet. Triggers that do not fire always do not see each tenth.
     func write(_ chance: inout SeededChance) throws {
-        let changes = (0..<Int.random(in: 1...3, using: &chance)).map { _ in change(&chance) }
-        do { try written.psql("BEGIN; \(changes.joined(separator: "; ")); COMMIT", user: "a_app") } catch
-            where "\(error)".contains("deadlock detected")
-        {}
+        let changes = (0..<Int.random(in: 1...3, using: &chance)).map { _ in change(&chance) }.joined(separator: "; ")
+        let isSeen = written.name != database.name || chance.dice(10) > 0
+        do {
+            try written.psql(
+                "\(isSeen ? "" : "SET session_replication_role = replica;") BEGIN; \(changes); COMMIT",
+                user: isSeen ? "a_app" : "postgres")
+        } catch  where "\(error)".contains("deadlock detected") {}
     }
 
     private func change(_ chance: inout SeededChance) -> String {

@@ -214,7 +214,9 @@ BEGIN
                 SELECT row_number() OVER () AS n, d.n AS of_row, ROW(o.*)::tokenkeeper.fact AS fact
                 FROM differing AS d CROSS JOIN LATERAL (
                     SELECT o.* FROM (%3$s) AS o (%1$s)
-                    WHERE o.token = d.token AND o.topic = d.topic AND o.environment = d.environment) AS o
+                    WHERE o.token = d.token AND o.topic = d.topic AND o.environment = d.environment
+                      -- An older one has nothing to say about who has the token.
+                      AND (d.is_out OR (o.registered_at < d.registered_at) IS NOT TRUE)) AS o
             ), agreeing AS (
                 SELECT o.of_row FROM other AS o WHERE o.n NOT IN (
                     SELECT c.n FROM tokenkeeper.compare_facts($2, (SELECT array_agg(o.fact ORDER BY o.n) FROM other AS o),
@@ -265,13 +267,13 @@ BEGIN
     PERFORM tokenkeeper.hold_name(this);
     EXECUTE format($sql$
         WITH lost AS MATERIALIZED (SELECT * FROM tokenkeeper.reported_tokens($1)), seen AS MATERIALIZED (
-            SELECT f.environment, f.topic, f.token, bool_or(f.counts) AS counts FROM (
-                SELECT (%2$s) IS TRUE OR (%3$s) IS TRUE, %4$s FROM %5$s AS r WHERE %6$s <> '') AS f (counts, %1$s)
+            SELECT f.environment, f.topic, f.token, bool_or(f.is_live) AS is_live, bool_or(f.is_live OR f.is_out) AS counts FROM (
+                SELECT (%2$s) IS TRUE, (%3$s) IS TRUE, %4$s FROM %5$s AS r WHERE %6$s <> '') AS f (is_live, is_out, %1$s)
             GROUP BY 1, 2, 3
         ), differing AS MATERIALIZED (
             SELECT row_number() OVER (ORDER BY p.topic, p.token) AS n, p.*
             FROM lost AS p LEFT JOIN seen AS s ON s.token = p.token AND s.topic = p.topic AND s.environment = p.environment
-            WHERE CASE WHEN $2 THEN s.counts IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
+            WHERE CASE WHEN $2 THEN s.is_live IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
         )
         SELECT coalesce(jsonb_agg(jsonb_build_object('difference', 'no row', 'out', true, 'environment', d.environment, 'topic', d.topic, 'token', d.token) ORDER BY d.n), '[]')
         FROM tokenkeeper.compare_facts($1, (SELECT array_agg(ROW(d.environment, d.topic, d.token, NULL, NULL, NULL, NULL)::tokenkeeper.fact ORDER BY d.n) FROM differing AS d),
@@ -290,8 +292,8 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
-    'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more; with on_delete => ''ignore'', only '
-    'those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
+    'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more, or only rows that are logged '
+    'out; with on_delete => ''ignore'', only those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint
