@@ -75,8 +75,8 @@ import Testing
         for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 
-    /// A token is active if and only if a row has it that is not logged out. Then it has the user of such a row, unless it was registered later than these
-    /// rows say: by a row that went while no trigger saw it.
+    /// A token is active if and only if a row has it that is not logged out, and it has the user of such a row: unless it was registered later than these
+    /// rows say, by a row that went while no trigger saw it.
     private static func differences(_ column: String, _ topic: String) -> String {
         """
         SELECT string_agg(coalesce(r.token, t.token) || ' ' || coalesce(t.state, 'unknown') || ' ' || coalesce(t.user_id, '-')
@@ -85,6 +85,7 @@ import Testing
               WHERE d.\(column) IS NOT NULL AND d.logged_out_at IS NULL GROUP BY 1) AS r
         FULL JOIN (SELECT k.* FROM tokenkeeper.token AS k WHERE k.topic = '\(topic)') AS t ON t.token = r.token
         WHERE (r.token IS NOT NULL) IS DISTINCT FROM (t.state = 'active')
+            AND NOT EXISTS (SELECT FROM app.devices AS o WHERE r.token IS NULL AND o.\(column) = t.token AND o.last_seen < t.registered_at)
           OR r.token IS NOT NULL AND t.user_id <> ALL (r.users) AND t.registered_at <= r.seen
         """
     }

@@ -65,13 +65,16 @@ DECLARE
     device CONSTANT text COLLATE "C" := tokenkeeper.device_name(tokenkeeper.sound_name(f.device_id));
     person CONSTANT text COLLATE "C" := tokenkeeper.sound_name(f.user_id);
     own_tags CONSTANT text[] COLLATE "C" := tokenkeeper.sound_tags(f.tags);
+    event record;
 BEGIN
     IF is_out THEN
-        -- If it was registered since, then otherwise than by this row: its flag is older. So it is if another table has registered it last.
-        RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND (f.registered_at IS NULL OR f.registered_at BETWEEN l.registered_at AND clock_timestamp())
-                     AND (SELECT e.source_id <> ALL (sources) FROM tokenkeeper.token_event_log AS e
-                          WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived')
-                          ORDER BY e.event_id DESC LIMIT 1) IS NOT TRUE THEN 'not logged out' END;
+        -- If it was registered since, then otherwise than by this row: its flag is older. So it is if another table has registered it last. But what another
+        -- row of this table has registered last went with that row.
+        SELECT e.source_id = ANY (sources) AS is_ours, e.registered_after = l.registered_at AS is_last INTO event FROM tokenkeeper.token_event_log AS e
+        WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived') ORDER BY e.event_id DESC LIMIT 1;
+        RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND event.is_ours IS NOT FALSE
+                     AND (f.registered_at IS NULL OR f.registered_at BETWEEN l.registered_at AND clock_timestamp()
+                          OR (f.registered_at < l.registered_at AND event.is_ours AND event.is_last)) THEN 'not logged out' END;
     END IF;
     IF l.token_key IS NULL THEN
         RETURN 'unknown';
@@ -267,13 +270,13 @@ BEGIN
     PERFORM tokenkeeper.hold_name(this);
     EXECUTE format($sql$
         WITH lost AS MATERIALIZED (SELECT * FROM tokenkeeper.reported_tokens($1)), seen AS MATERIALIZED (
-            SELECT f.environment, f.topic, f.token, bool_or(f.is_live) AS is_live, bool_or(f.is_live OR f.is_out) AS counts FROM (
-                SELECT (%2$s) IS TRUE, (%3$s) IS TRUE, %4$s FROM %5$s AS r WHERE %6$s <> '') AS f (is_live, is_out, %1$s)
+            SELECT f.environment, f.topic, f.token, bool_or(f.counts) AS counts FROM (
+                SELECT (%2$s) IS TRUE OR (%3$s) IS TRUE, %4$s FROM %5$s AS r WHERE %6$s <> '') AS f (counts, %1$s)
             GROUP BY 1, 2, 3
         ), differing AS MATERIALIZED (
             SELECT row_number() OVER (ORDER BY p.topic, p.token) AS n, p.*
             FROM lost AS p LEFT JOIN seen AS s ON s.token = p.token AND s.topic = p.topic AND s.environment = p.environment
-            WHERE CASE WHEN $2 THEN s.is_live IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
+            WHERE CASE WHEN $2 THEN s.counts IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
         )
         SELECT coalesce(jsonb_agg(jsonb_build_object('difference', 'no row', 'out', true, 'environment', d.environment, 'topic', d.topic, 'token', d.token) ORDER BY d.n), '[]')
         FROM tokenkeeper.compare_facts($1, (SELECT array_agg(ROW(d.environment, d.topic, d.token, NULL, NULL, NULL, NULL)::tokenkeeper.fact ORDER BY d.n) FROM differing AS d),
@@ -292,8 +295,8 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
-    'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more, or only rows that are logged '
-    'out; with on_delete => ''ignore'', only those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
+    'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more; with on_delete => ''ignore'', only '
+    'those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint
