@@ -11,7 +11,7 @@ public struct OwnThread: SuiteTrait, TestTrait, TestScoping {
 
     /// How long a test may take. A test that takes longer fails, and what it uses is shown and ended: `TestResources`. The slowest take a
     /// third of it on two quiet cores.
-    private static let limit: Duration = Soak.isWhole ? .seconds(3600) : .seconds(300)
+    private static let limit: Duration = Soak.isWhole ? .seconds(7200) : .seconds(300)
 
     public func provideScope(
         for test: Test, testCase: Test.Case?, performing function: @Sendable () async throws -> Void

@@ -165,7 +165,7 @@ BEGIN
                     SELECT r.request_id FROM tokenkeeper.send_request AS r WHERE r.claimed_by = holder FOR UPDATE SKIP LOCKED) AS f
                 UNION ALL
                 SELECT b FROM tokenkeeper.claimed_campaign_requests(holder) AS b) AS c
-          CROSS JOIN LATERAL (SELECT all_sent OR c.number = ANY (sent) AS was_sent) AS w) AS n;
+          CROSS JOIN LATERAL (SELECT (all_sent OR c.number = ANY (sent)) IS TRUE AS was_sent) AS w) AS n;
     interrupted := tokenkeeper.finish_requests(holder, of_sent);
     requests := interrupted + tokenkeeper.finish_requests(holder, of_others);
 END

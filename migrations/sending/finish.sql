@@ -175,11 +175,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_requests(text, tokenkeeper.request_ending[]) IS
-    'Records what became of requests that this daemon has claimed. Responses of APNs go into send_result. A single request, also one of a campaign, leaves send_request or waits there '
-    'again; one in a campaign''s batch is noted there, or moves to send_request with the same apns-id to be tried again (returned without a pause: back to its '
-    'batch). If the campaign is cancelled, later, refused and returned end a request as cancelled, and interrupted as failed. Returns how many of the requests it '
-    'finished: not those that the daemon no longer had, nor those that another transaction has locked, which stay claimed. Raises 22023 for an unknown fate or '
-    'meaning.';
+    'Records what became of requests that this daemon has claimed. Responses of APNs go into send_result. A single request, also one of a campaign, leaves '
+    'send_request or waits there again; one in a campaign''s batch is noted there, or moves to send_request with the same apns-id to be tried again (returned '
+    'without a pause: back to its batch). If the campaign is cancelled, later, refused and returned end a request as cancelled, and interrupted as failed. Of '
+    'several endings of a request, answered counts, or else the first. Returns how many of the requests it finished: not those that the daemon no longer had, nor '
+    'those of campaigns that another transaction has locked, which stay claimed. Raises 22023 for an unknown fate or meaning.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_failed(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

@@ -217,9 +217,10 @@ BEGIN
                 SELECT row_number() OVER () AS n, d.n AS of_row, ROW(o.*)::tokenkeeper.fact AS fact
                 FROM differing AS d CROSS JOIN LATERAL (
                     SELECT o.* FROM (%3$s) AS o (%1$s)
-                    WHERE o.token = d.token AND o.topic = d.topic AND o.environment = d.environment
-                      -- An older one has nothing to say about who has the token.
-                      AND (d.is_out OR (o.registered_at < d.registered_at) IS NOT TRUE)) AS o
+                    -- OFFSET: what follows is not asked of rows that the filter leaves out.
+                    WHERE o.token = d.token AND o.topic = d.topic AND o.environment = d.environment OFFSET 0) AS o
+                -- An older one has nothing to say about who has the token.
+                WHERE d.is_out OR (o.registered_at < d.registered_at) IS NOT TRUE
             ), agreeing AS (
                 SELECT o.of_row FROM other AS o WHERE o.n NOT IN (
                     SELECT c.n FROM tokenkeeper.compare_facts($2, (SELECT array_agg(o.fact ORDER BY o.n) FROM other AS o),

@@ -242,7 +242,7 @@ CREATE TYPE tokenkeeper.ended_request AS (
 COMMENT ON TYPE tokenkeeper.ended_request IS
     'A request on its way through finish_requests. request: its row, if it was a single one and failed. result: how a campaign''s request ended, or requeued or '
     'returned. is_unsent: a background push that did not reach its device.';
-REVOKE USAGE ON TYPE tokenkeeper.ended_request FROM PUBLIC;
+REVOKE USAGE ON TYPE tokenkeeper.request_ending, tokenkeeper.ended_request FROM PUBLIC;
 
 CREATE TYPE tokenkeeper.due_request AS (
     request_id     bigint,

@@ -206,9 +206,10 @@ public struct Outbox: Sendable {
         public var locked: Set<Int64> = []
     }
 
-    /// Writes what became of requests, in one transaction: responses enter the queue, and requests leave the outbox or wait again.
+    /// Writes what became of requests, those of campaigns in one transaction and the single ones in another: responses enter the queue,
+    /// and requests leave the outbox or wait again.
     ///
-    /// To write them again after an error is harmless.
+    /// After an error, some of them may be written. To write all again is harmless.
     @discardableResult
     public func finish(
         _ endings: [RequestEnding], on connection: inout Connection
@@ -225,20 +226,24 @@ public struct Outbox: Sendable {
     private func write(
         _ endings: [RequestEnding], on connection: inout Connection
     ) throws(DatabaseError) -> Finished {
-        let requests = try connection.transaction(durable) { connection throws(DatabaseError) in
-            try connection.query(
-                """
-                SELECT tokenkeeper.finish_requests($1, ARRAY(SELECT ROW(e.*)::tokenkeeper.request_ending
-                    FROM unnest($2::bigint[], $3::text[], $4::integer[], $5::text[], $6::text[], $7::timestamptz[], $8::bigint[], $9::text[], $10::text[]) AS e))
-                """,
-                [
-                    .text(daemonID), .int8s(endings.map(\.number)), .texts(endings.map(\.fate.word)),
-                    .int4s(endings.map { $0.answer?.status }),
-                    .texts(endings.map { $0.answer?.body }), .texts(endings.map { $0.answer?.apnsID }),
-                    .instants(endings.map(\.sentAt)), .int8s(endings.map { $0.fate.pause?.microseconds }),
-                    .texts(endings.map(\.fate.error)), .texts(endings.map { $0.answer?.meaning.rawValue }),
-                ]
-            ).value(Int.self)
+        // A campaign's requests have negative numbers. In two transactions: a lock on a single request keeps no campaign's from ending.
+        var requests = 0
+        for part in [endings.filter { $0.number < 0 }, endings.filter { $0.number > 0 }] where !part.isEmpty {
+            requests += try connection.transaction(durable) { connection throws(DatabaseError) in
+                try connection.query(
+                    """
+                    SELECT tokenkeeper.finish_requests($1, ARRAY(SELECT ROW(e.*)::tokenkeeper.request_ending FROM unnest(
+                        $2::bigint[], $3::text[], $4::integer[], $5::text[], $6::text[], $7::timestamptz[], $8::bigint[], $9::text[], $10::text[]) AS e))
+                    """,
+                    [
+                        .text(daemonID), .int8s(part.map(\.number)), .texts(part.map(\.fate.word)),
+                        .int4s(part.map { $0.answer?.status }), .texts(part.map { $0.answer?.body }),
+                        .texts(part.map { $0.answer?.apnsID }), .instants(part.map(\.sentAt)),
+                        .int8s(part.map { $0.fate.pause?.microseconds }), .texts(part.map(\.fate.error)),
+                        .texts(part.map { $0.answer?.meaning.rawValue }),
+                    ]
+                ).value(Int.self)
+            }
         }
         if requests == endings.count { return Finished(requests: requests) }
         // The others are those that this daemon no longer had, and those that are locked.

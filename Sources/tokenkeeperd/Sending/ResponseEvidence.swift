@@ -162,7 +162,7 @@ struct ResponseEvidence {
 
     /// Notes an outcome against a subject.
     private mutating func suspect(_ subject: Subject, _ outcome: Outcome) -> Finding.Pause? {
-        guard let evidence = RetryPolicy.Evidence(outcome.step.blame), let cause = outcome.cause else { return nil }
+        guard let evidence = RetryPolicy.Evidence(outcome.step.blame), var cause = outcome.cause else { return nil }
         var number = 1
         var trial = Trial()
         switch standings[subject] ?? .goes(.init()) {
@@ -179,6 +179,8 @@ struct ResponseEvidence {
             // A request from before the pause says nothing new.
             if outcome.now < pause.until || outcome.trial != subject { return nil }
             (number, trial) = (pause.number + 1, pause.trial)
+            // The client itself may have waited, and says nothing new.
+            if cause.words.isEmpty { cause.words = pause.cause.words }
         }
         let duration = timing.scaled(evidence.pause).pause(after: number - 1).jittered()
         standings[subject] = .pauses(.init(until: outcome.now + duration, number: number, cause: cause, trial: trial))

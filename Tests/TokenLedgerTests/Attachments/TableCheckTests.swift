@@ -176,6 +176,24 @@ import Testing
         try same(check(devices), [])
     }
 
+    @Test func `a row with the same token that the filter leaves out is not evaluated`() throws {
+        let devices = try AttachedDevices(
+            table: "app.devices (id bigserial PRIMARY KEY, push_token text, seen text, user_id text)",
+            first:
+                "CREATE FUNCTION app.is_number(text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE COST 1000 AS $$BEGIN RETURN $1 ~ '^[0-9]+$'; END$$"
+        )
+        try devices.attach(
+            "filter => 'app.is_number(seen)'",
+            arguments:
+                "token => 'push_token', topic => $$'t'$$, registered_at => 'to_timestamp(seen::float8)', user_id => 'user_id'"
+        )
+        try missed(
+            devices,
+            "INSERT INTO app.devices (push_token, seen, user_id) VALUES ('0001', '1700000000', 'u1'), ('0001', 'bad', 'u2')"
+        )
+        try same(check(devices), ["1 0001 unknown"])
+    }
+
     @Test func `if only a row is left that is logged out, its token is logged out, though another row had it later`()
         throws
     {

@@ -85,6 +85,30 @@ import TokenModel
         #expect(atRest == (change == "pause_campaign" ? 3 : 0))
     }
 
+    @Test func `a lock on a single request keeps no campaign's request from ending`() throws {
+        let stage = try CampaignStage(tokens: 1)
+        let campaign = try stage.enqueue()
+        try stage.addressAll(campaign)
+        let held = try stage.claim(campaign).keys.sorted()
+        try stage.database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(CampaignStage.topic)', 'aa', '\(CampaignStage.alert)')",
+            user: "a_sender")
+        let single = try #require(stage.claimSingle().keys.first)
+        var other = try stage.database.connect(user: "postgres")
+        try other.execute("BEGIN; SELECT FROM tokenkeeper.send_request FOR UPDATE")
+        var daemon = try stage.database.connect(user: "a_daemon")
+        var outbox = outbox
+        outbox.lockTimeout = .milliseconds(50)
+        let endings = [held[0], single].map {
+            RequestEnding(number: Int64($0), fate: .answered, answer: .init(status: 200), sentAt: .now)
+        }
+        let error = #expect(throws: DatabaseError.self) { try outbox.finish(endings, on: &daemon) }
+        #expect(error?.remedy == .retry)
+        #expect(try stage.progress(campaign) == "1|0|1|0|0|0|0|0|0")
+        try other.execute("COMMIT")
+        #expect(try outbox.finish(endings, on: &daemon).requests == 1, "that of the campaign has ended")
+    }
+
     /// The finishing transaction is first, but commits while the other one waits for it.
     @Test(arguments: ["pause_campaign", "resume_campaign", "cancel_campaign"])
     func `a change also applies to what is given back or moved at the same moment`(change: String) throws {

@@ -128,6 +128,15 @@ private typealias Decisions = `The sender's decisions`
         #expect(WaitingProblem("a 1").cause != WaitingProblem("a 2").cause)
     }
 
+    @Test func `a trial for which the client had to wait keeps the reason of the pause`() {
+        var evidence = ResponseEvidence(.production)
+        let lost = RetryPolicy.Step(.later(.seconds(5), "connection refused"), .unreachable)
+        for token in 1...20 { _ = note(lost, token: token, &evidence) }
+        let waited = RetryPolicy.Step(.returned(.seconds(1)), .unreachable)
+        #expect(note(waited, token: 1, trial: .server(main), &evidence, at: .seconds(20)).pause != nil)
+        #expect(evidence.words(of: .server(main)).hasSuffix(", and requests wait: connection refused"))
+    }
+
     @Test func `different faults do not add up`() {
         var evidence = ResponseEvidence(.production)
         let sender = Self.refusal(.sender("APNs answered 403 InvalidProviderToken"))
