@@ -145,6 +145,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.page_query(tokenkeeper.attached_table, text),
     tokenkeeper.may_be_of_a_row(text),
     tokenkeeper.next_key(tokenkeeper.attached_table, text),
+    tokenkeeper.fails_without_rows(text),
     tokenkeeper.rows_after(regclass, text[], text),
     tokenkeeper.backfill_next(bigint, integer),
     tokenkeeper.begin_check(text),
@@ -153,6 +154,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.reported_tokens(bigint),
     tokenkeeper.check_rows(bigint, text, integer),
     tokenkeeper.check_lost(bigint),
+    tokenkeeper.lost_query(tokenkeeper.attached_table, text),
     tokenkeeper.queue_repairs(bigint, jsonb),
     tokenkeeper.end_check(bigint, bigint, bigint)
     TO tokenkeeper_app;

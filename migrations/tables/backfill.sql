@@ -164,6 +164,20 @@ RETURN left(state, 2) NOT IN ('40', '42', '53', '55', '57', '58', 'XX');
 COMMENT ON FUNCTION tokenkeeper.may_be_of_a_row(text) IS
     'Whether an SQLSTATE may come from an expression that fails for a row, and not from a column or function that is gone, a lock, a full disk or a shutdown.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.fails_without_rows(page text) RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    EXECUTE format('SELECT FROM (%s) AS p LIMIT 0', page);
+    RETURN false;
+EXCEPTION WHEN OTHERS OR assert_failure THEN
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.fails_without_rows(text) IS
+    'Whether a query fails before it reads any row: an expression names a value of an enum that was renamed, for example. Then it is no fault of a row.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.next_key(this tokenkeeper.attached_table, "position" text) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -254,6 +268,8 @@ BEGIN
         IF backfill_next.max_rows > 1 THEN
             SELECT n.* INTO rows, queued, unreadable, failed, finished FROM tokenkeeper.backfill_next(backfill_next.source_id, backfill_next.max_rows / 2) AS n;
             RETURN;
+        ELSIF tokenkeeper.fails_without_rows(page) THEN
+            RAISE;
         END IF;
         SELECT 1, 0, 0, 1, tokenkeeper.next_key(this, here.position) INTO rows, queued, unreadable, failed, reached;
         PERFORM tokenkeeper.note_attachment_failure(this.source_id, SQLSTATE, NULL);

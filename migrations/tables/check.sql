@@ -57,6 +57,14 @@ SET search_path = pg_catalog, pg_temp
 RETURN this.source_id || ARRAY(SELECT s.source_id FROM tokenkeeper.registration_source AS s WHERE s.attachment = this.source_id);
 COMMENT ON FUNCTION tokenkeeper.sources_of(tokenkeeper.attached_table) IS 'Internal: the source_id of an attachment, its backfills and its repairs.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.is_detached(source_id bigint) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN (SELECT s.kind <> 'import' AND NOT EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.source_id = coalesce(s.attachment, s.source_id))
+        FROM tokenkeeper.registration_source AS s WHERE s.source_id = is_detached.source_id);
+COMMENT ON FUNCTION tokenkeeper.is_detached(bigint) IS
+    'Internal: whether a registration came from a table that is not attached any more, so that no check of it says anything. Null for no source.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.difference(f tokenkeeper.fact, is_out boolean, l tokenkeeper.ledger, sources bigint[]) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -70,7 +78,9 @@ BEGIN
     IF is_out THEN
         -- If it was registered since, then otherwise than by this row: its flag is older. So it is if another table has registered it last. But what another
         -- row of this table has registered last went with that row.
-        SELECT e.source_id = ANY (sources) AS is_ours, e.registered_after = l.registered_at AS is_last INTO event FROM tokenkeeper.token_event_log AS e
+        SELECT CASE WHEN tokenkeeper.is_detached(e.source_id) IS NOT TRUE THEN e.source_id = ANY (sources) END AS is_ours,
+               e.registered_after = l.registered_at AS is_last
+        INTO event FROM tokenkeeper.token_event_log AS e
         WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived') ORDER BY e.event_id DESC LIMIT 1;
         RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND event.is_ours IS NOT FALSE
                      AND (f.registered_at IS NULL OR f.registered_at BETWEEN l.registered_at AND clock_timestamp()
@@ -244,6 +254,8 @@ BEGIN
         IF check_rows.max_rows > 1 THEN
             SELECT n.* INTO rows, reached, finished, failed, differences FROM tokenkeeper.check_rows(check_rows.source_id, check_rows.after, check_rows.max_rows / 2) AS n;
             RETURN;
+        ELSIF tokenkeeper.fails_without_rows(page) THEN
+            RAISE;
         END IF;
         SELECT 1, tokenkeeper.next_key(this, check_rows.after), 1, '[]' INTO rows, reached, failed, differences;
     END;
@@ -254,6 +266,24 @@ COMMENT ON FUNCTION tokenkeeper.check_rows(bigint, text, integer) IS
     'Compares the next rows of an attached table with the ledger, by the table''s key after the row with the key `after` (null: from the beginning). Returns how many rows '
     'it has read, the key of the last, whether that was all, for how many an expression fails, and the differences as JSON: row, difference (in words), and the '
     'facts of the row. In a session of the table''s owner, in one snapshot. Raises 22023 and 42501, as running_check does, and 22P02 or 22003 for a key that is none.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.lost_query(this tokenkeeper.attached_table, seen text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN format($sql$
+    WITH lost AS MATERIALIZED (SELECT * FROM tokenkeeper.reported_tokens($1)), seen AS MATERIALIZED (
+        SELECT f.environment, f.topic, f.token, bool_or(f.counts) AS counts FROM (%2$s) AS f (counts, %1$s) GROUP BY 1, 2, 3
+    ), differing AS MATERIALIZED (
+        SELECT row_number() OVER (ORDER BY p.topic, p.token) AS n, p.*
+        FROM lost AS p LEFT JOIN seen AS s ON s.token = p.token AND s.topic = p.topic AND s.environment = p.environment
+        WHERE CASE WHEN $2 THEN s.counts IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
+    )
+    SELECT coalesce(jsonb_agg(jsonb_build_object('difference', 'no row', 'out', true, 'environment', d.environment, 'topic', d.topic, 'token', d.token) ORDER BY d.n), '[]')
+    FROM tokenkeeper.compare_facts($1, (SELECT array_agg(ROW(d.environment, d.topic, d.token, NULL, NULL, NULL, NULL)::tokenkeeper.fact ORDER BY d.n) FROM differing AS d),
+                                   (SELECT array_agg(true) FROM differing)) AS c
+    JOIN differing AS d USING (n) $sql$, tokenkeeper.fact_columns(), seen);
+COMMENT ON FUNCTION tokenkeeper.lost_query(tokenkeeper.attached_table, text) IS
+    'The query of check_lost. seen is SQL: for each row with a token, whether it counts, and its facts; it may use lost, the tokens in question.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_lost(source_id bigint) RETURNS jsonb
 LANGUAGE plpgsql
@@ -269,35 +299,29 @@ DECLARE
     differences jsonb;
 BEGIN
     PERFORM tokenkeeper.hold_name(this);
-    EXECUTE format($sql$
-        WITH lost AS MATERIALIZED (SELECT * FROM tokenkeeper.reported_tokens($1)), seen AS MATERIALIZED (
-            SELECT f.environment, f.topic, f.token, bool_or(f.counts) AS counts FROM (
-                SELECT (%2$s) IS TRUE OR (%3$s) IS TRUE, %4$s FROM %5$s AS r WHERE %6$s <> '') AS f (counts, %1$s)
-            GROUP BY 1, 2, 3
-        ), differing AS MATERIALIZED (
-            SELECT row_number() OVER (ORDER BY p.topic, p.token) AS n, p.*
-            FROM lost AS p LEFT JOIN seen AS s ON s.token = p.token AND s.topic = p.topic AND s.environment = p.environment
-            WHERE CASE WHEN $2 THEN s.counts IS NOT TRUE ELSE s.counts IS FALSE END LIMIT 100000
-        )
-        SELECT coalesce(jsonb_agg(jsonb_build_object('difference', 'no row', 'out', true, 'environment', d.environment, 'topic', d.topic, 'token', d.token) ORDER BY d.n), '[]')
-        FROM tokenkeeper.compare_facts($1, (SELECT array_agg(ROW(d.environment, d.topic, d.token, NULL, NULL, NULL, NULL)::tokenkeeper.fact ORDER BY d.n) FROM differing AS d),
-                                       (SELECT array_agg(true) FROM differing)) AS c
-        JOIN differing AS d USING (n) $sql$,
-        tokenkeeper.fact_columns(), tokenkeeper.fact_test(this.facts), tokenkeeper.logged_out_test(this.facts), tokenkeeper.fact_list(this.facts), this.table_id,
-        this.facts ->> 'token')
+    EXECUTE tokenkeeper.lost_query(this, format('SELECT (%s) IS TRUE OR (%s) IS TRUE, %s FROM %s AS r WHERE %s <> ''''', tokenkeeper.fact_test(this.facts),
+        tokenkeeper.logged_out_test(this.facts), tokenkeeper.fact_list(this.facts), this.table_id, this.facts ->> 'token'))
     INTO differences USING check_lost.source_id, this.on_delete = 'unregister';
     RETURN differences;
 EXCEPTION WHEN OTHERS OR assert_failure THEN
     IF NOT tokenkeeper.may_be_of_a_row(SQLSTATE) THEN
         RAISE;
     END IF;
-    -- A row that cannot be read may have any token. check_rows has counted it.
-    RETURN '[]';
+    -- A row that cannot be read may say anything about its token. check_rows has counted it.
+    BEGIN
+        EXECUTE tokenkeeper.lost_query(this, format(
+            'SELECT true, p.environment, p.topic, tokenkeeper.parse_token(%s), NULL, NULL, NULL, NULL FROM %s AS r '
+            'CROSS JOIN (SELECT DISTINCT l.environment, l.topic FROM lost AS l) AS p WHERE %1$s <> ''''', this.facts ->> 'token', this.table_id))
+        INTO differences USING check_lost.source_id, this.on_delete = 'unregister';
+        RETURN differences;
+    EXCEPTION WHEN OTHERS OR assert_failure THEN
+        RETURN '[]';
+    END;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
     'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more; with on_delete => ''ignore'', only '
-    'those whose row the filter leaves out now. As JSON; nothing if an expression fails for a row. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
+    'those whose row the filter leaves out now. As JSON. If an expression fails for a row, any row that has a token counts; nothing if that of the token fails. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint

@@ -1,5 +1,17 @@
 internal import FoundationEssentials
 
+/// How many rows of an attached table one statement reads. Where an expression fails for a row, the database halves its page until it has passed that row over:
+/// so pages are short near such rows.
+package struct PageSize {
+    package private(set) var value: Int
+    private let most: Int
+
+    package init(most: Int) { (value, self.most) = (most, most) }
+
+    /// Notes how many rows the last page had.
+    package mutating func took(_ rows: Int64) { value = min(max(Int(rows) * 2, 16), most) }
+}
+
 /// A comparison of an attached table with the ledger and its queue, in both directions.
 ///
 /// The session must be one of the table's owner, because it executes what belongs to the table.
@@ -69,17 +81,19 @@ public struct TableCheck: Sendable {
             connection throws in
             var after: String?
             var isFinished = false
+            var size = PageSize(most: 10_000)
             while !isFinished {
                 let page: Page
                 (page, after, isFinished) = try connection.query(
-                    "SELECT rows, failed, differences::text, reached, finished FROM tokenkeeper.check_rows($1, $2)",
-                    [.int8(sourceID), .text(after)]
+                    "SELECT rows, failed, differences::text, reached, finished FROM tokenkeeper.check_rows($1, $2, $3)",
+                    [.int8(sourceID), .text(after), .int4(Int32(size.value))]
                 ).one { row throws(DatabaseError) in
                     (
                         try Page(rows: try row.read(), failed: try row.read(), json: try row.read()), try row.read(),
                         try row.read()
                     )
                 }
+                size.took(page.rows)
                 if try !see(page) { return false }
             }
             let lost: String = try connection.query(

@@ -42,10 +42,12 @@ struct BackfillRun {
         var pace = QueuePace(stop: stop)
         var backoff = Backoff(from: .milliseconds(100), to: .seconds(5))
         var failures = 0
+        var size = PageSize(most: Self.batchRows)
         try pace.wait(after: 0, &bar, on: &connection)
         while !stop.isAsked, !total.isFinished {
             do {
-                let batch = try backfill.next(Self.batchRows, on: &connection)
+                let batch = try backfill.next(size.value, on: &connection)
+                size.took(batch.rows)
                 total += batch
                 bar.advance(by: batch.rows)
                 (failures, backoff) = (0, Backoff(from: .milliseconds(100), to: .seconds(5)))
