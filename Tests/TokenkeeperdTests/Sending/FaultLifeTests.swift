@@ -114,12 +114,14 @@ import Testing
     }
 
     /// Queues ten requests for each topic, for random tokens.
-    private func enqueue() throws {
+    ///
+    /// - Parameter first: The first one that may be among them: 5, for none that is odd.
+    private func enqueue(from first: Int = 1) throws {
         try stage.database.psql(
             """
             WITH queued AS (
                 INSERT INTO tokenkeeper.send_request (topic, token, payload)
-                SELECT t, lpad(to_hex(1 + floor(random() * \(Self.tokens))::int), 64, '0'), '{"aps":{"alert":"Hello"}}'
+                SELECT t, lpad(to_hex(\(first) + floor(random() * \(Self.tokens - first + 1))::int), 64, '0'), '{"aps":{"alert":"Hello"}}'
                 FROM unnest('{\(Self.topics)}'::text[]) AS t, generate_series(1, 10) AS i
                 RETURNING apns_id, topic, token)
             INSERT INTO public.asked SELECT apns_id, topic, token, clock_timestamp() FROM queued
@@ -215,7 +217,10 @@ import Testing
             try stage.database.psql(
                 "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND isfinite(scheduled_at)"
             )
-            return try stage.count("send_request") == 0 && stage.count("campaign", "state <> 'ended'") == 0
+            // As long as nothing else is accepted, they do not fail.
+            let waiting = try stage.count("send_request")
+            if waiting > 0, try stage.count("send_request", Self.notOdd) == 0 { try enqueue(from: 5) }
+            return try waiting == 0 && stage.count("campaign", "state <> 'ended'") == 0
         }
         try stage.settled()
         for daemon in hosts.daemons { #expect(daemon.stop() == 0) }
