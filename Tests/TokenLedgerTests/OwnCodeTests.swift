@@ -66,7 +66,7 @@ import Testing
     /// Functions that only ever run with the rights of the table's owner who calls them.
     private static let ofTableOwner: Set = [
         "attach", "detach", "read_expression", "read_facts", "sample_rows", "finds_by_index", "hold_name",
-        "backfill_next", "next_key", "check_rows", "check_lost",
+        "backfill_next", "next_key", "fails_without_rows", "check_rows", "check_lost",
     ]
 
     /// Functions in which each name and operator has its schema: a setting would double what they cost. `SchemaTests` sets traps for them.

@@ -75,8 +75,8 @@ import Testing
         for daemon in daemons { #expect(daemon.stop() == 0) }
     }
 
-    /// A token is active if and only if a row has it that is not logged out, and it has the user of such a row: unless it was registered later than these
-    /// rows say, by a row that went while no trigger saw it.
+    /// A token is active if and only if a row has it that is not logged out, and then it has the user of such a row. Exempt is a token that was registered
+    /// later than its rows say: a row may have gone while no trigger saw it.
     private static func differences(_ column: String, _ topic: String) -> String {
         """
         SELECT string_agg(coalesce(r.token, t.token) || ' ' || coalesce(t.state, 'unknown') || ' ' || coalesce(t.user_id, '-')
@@ -178,7 +178,7 @@ private struct TableLife: Sendable {
         }
     }
 
-    /// One transaction of one to three changes. Applications may meet. Triggers that do not fire always do not see each tenth.
+    /// One transaction of one to three changes. Applications may meet. One transaction in ten bypasses the triggers, except those of the replica.
     func write(_ chance: inout SeededChance) throws {
         let changes = (0..<Int.random(in: 1...3, using: &chance)).map { _ in change(&chance) }.joined(separator: "; ")
         let isSeen = written.name != database.name || chance.dice(10) > 0

@@ -16,8 +16,8 @@ DECLARE
     batches integer[];
     ended tokenkeeper.ended_request[];
 BEGIN
-    -- What an open transaction of somebody else has locked stays claimed, and keeps nothing else from ending. Under these locks, no campaign of
-    -- the others is paused, resumed or cancelled: see lock_requests_of_campaign. A batch that another daemon has taken over is none of this
+    -- What an open transaction of somebody else has locked stays claimed, and keeps nothing else from ending. While these locks are held, the campaigns of
+    -- these batches cannot be paused, resumed or cancelled: see lock_requests_of_campaign. A batch that another daemon has taken over is none of this
     -- daemon's business.
     SELECT array_agg(b.campaign_id), array_agg(b.batch) INTO campaign_ids, batches
     FROM (SELECT DISTINCT (-e.number) >> 32 AS campaign_id, (((-e.number) & 4294967295) >> 9)::integer AS batch FROM unnest(endings) AS e WHERE e.number < 0 ORDER BY 1, 2) AS t

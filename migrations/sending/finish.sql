@@ -1,7 +1,7 @@
 -- How a daemon records what became of requests: finish_requests, for single ones and for those in campaigns' batches. requeue_failed is for operators.
 --
--- Locks: the requests and the batches that the daemon has claimed. Those of a campaign only if they are free: see lock_requests_of_campaign. Then background_send
--- in key order, with waiting.
+-- Locks, in this order: the daemon's requests of no campaign, with waiting; its requests of campaigns, and its batches, each if it is free (see
+-- lock_requests_of_campaign); background_send in key order, with waiting.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.meaning_of(status integer, meaning text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -53,8 +53,8 @@ DECLARE
     ended tokenkeeper.ended_request[];
 BEGIN
     IF of_campaigns THEN
-        -- What an open transaction has locked that changes a campaign stays claimed, and keeps nothing else from ending. Under these locks, no
-        -- campaign of the others is paused, resumed or cancelled: see lock_requests_of_campaign.
+        -- What an open transaction has locked that changes a campaign stays claimed, and keeps nothing else from ending. While these locks are held, the
+        -- campaigns of these requests cannot be paused, resumed or cancelled: see lock_requests_of_campaign.
         -- IS TRUE: do not use the index on claimed_by, which has all requests of this daemon under one key.
         SELECT array_agg(e), array_agg((SELECT c.state FROM tokenkeeper.campaign AS c WHERE c.campaign_id = r.campaign_id)) INTO endings, states
         FROM unnest(endings) AS e CROSS JOIN LATERAL (

@@ -76,8 +76,8 @@ DECLARE
     event record;
 BEGIN
     IF is_out THEN
-        -- If it was registered since, then otherwise than by this row: its flag is older. So it is if another table has registered it last. But what another
-        -- row of this table has registered last went with that row.
+        -- A later registration wins over the row's flag if something else made it: the application, or another attached table. One that a row of this table
+        -- made which is gone does not count.
         SELECT CASE WHEN tokenkeeper.is_detached(e.source_id) IS NOT TRUE THEN e.source_id = ANY (sources) END AS is_ours,
                e.registered_after = l.registered_at AS is_last
         INTO event FROM tokenkeeper.token_event_log AS e
@@ -114,7 +114,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.difference(tokenkeeper.fact, boolean, tokenkeeper.ledger, bigint[]) IS
     'In what the ledger differs from the facts of a row (is_out: it is logged out), in words; null if in nothing. sources: those of the attachment.';
 
--- A daemon will settle what is queued. The queue is read only if there are differences: a snapshot that has read it keeps its partitions from being truncated.
+-- What is queued is no difference: a daemon will apply it. The queue is read only if there are differences: a snapshot that has read it keeps its partitions from being truncated.
 CREATE OR REPLACE FUNCTION tokenkeeper.is_queued(topics text[], environments text[], keys bytea[]) RETURNS boolean[]
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp

@@ -206,8 +206,8 @@ public struct Outbox: Sendable {
         public var locked: Set<Int64> = []
     }
 
-    /// Writes what became of requests, those of campaigns in one transaction and the single ones in another: responses enter the queue,
-    /// and requests leave the outbox or wait again.
+    /// Writes what became of requests, those in campaigns' batches in one transaction and then the single ones in another: responses enter
+    /// the queue, and requests leave the outbox or wait again.
     ///
     /// After an error, some of them may be written. To write all again is harmless.
     @discardableResult
@@ -226,7 +226,7 @@ public struct Outbox: Sendable {
     private func write(
         _ endings: [RequestEnding], on connection: inout Connection
     ) throws(DatabaseError) -> Finished {
-        // A campaign's requests have negative numbers. In two transactions: a lock on a single request keeps no campaign's from ending.
+        // Requests in a campaign's batch have negative numbers. They go first, so that a locked single request does not delay them.
         var requests = 0
         for part in [endings.filter { $0.number < 0 }, endings.filter { $0.number > 0 }] where !part.isEmpty {
             requests += try connection.transaction(durable) { connection throws(DatabaseError) in

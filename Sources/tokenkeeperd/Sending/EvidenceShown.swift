@@ -2,7 +2,7 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
-/// What of it an operator sees.
+/// The part that an operator sees.
 extension ResponseEvidence {
     /// One for each subject that pauses, is tried, or was refused only, in order.
     func problems(

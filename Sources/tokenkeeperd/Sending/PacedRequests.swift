@@ -113,7 +113,7 @@ struct PacedRequests {
     ///   - paused: Those whose topic or campaign is paused.
     mutating func lookedUp(_ numbers: Set<Int64>, paused: Set<Int64>, at now: ContinuousClock.Instant) {
         if numbers.isDisjoint(with: self.numbers) { return }
-        for source in lines.keys { lines[source]?.lookedUp(numbers, paused: paused, at: now) }
+        for source in Array(lines.keys) { lines[source]?.lookedUp(numbers, paused: paused, at: now) }
     }
 
     // MARK: - Taking requests out

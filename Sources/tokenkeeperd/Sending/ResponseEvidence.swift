@@ -5,8 +5,8 @@ internal import TokenModel
 /// What outcomes say about more than their requests: about a topic, or about a credential in an environment with all that lies between this daemon and APNs.
 /// Decides what pauses, for how long, and when a request fails alone. Pure.
 ///
-/// - One outcome says something about its request only. A subject pauses when so many different tokens drew outcomes of one kind that `RetryPolicy.Evidence`
-///   names, and no request was accepted meanwhile.
+/// - One outcome says something about its request only. A subject pauses when as many different tokens as `RetryPolicy.Evidence` says drew outcomes of one
+///   kind, and no request was accepted meanwhile.
 /// - After a pause, one request at a time tries the subject: see `Trial`. If it is refused, the next pause is longer. Any accepted request ends it all, also
 ///   for other credentials with the same cause: the same environment's server, or the same key.
 /// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and
@@ -22,7 +22,7 @@ struct ResponseEvidence {
     let timing: Timing
     /// What tells the keys of credentials apart, by the credential's name.
     private let key: (String) -> String
-    /// Of the subjects with something that was not accepted since a request of theirs was last accepted.
+    /// Of the subjects with a request that was not accepted since the last one that was.
     private(set) var standings: [Subject: Standing] = [:]
     /// When a request of each topic was last accepted, and of which credential.
     private var accepted: [TopicScope: (at: ContinuousClock.Instant, scope: CredentialScope)] = [:]
@@ -173,7 +173,7 @@ struct ResponseEvidence {
             suspicion.tokens[cause.kind, default: []].insert(outcome.claimed.request.address)
             standings[subject] = .goes(suspicion)
             if suspicion.tokens[cause.kind]!.count < evidence.tokens { return nil }
-            // What its topics had drawn until now was the server's fault.
+            // What others had drawn until now may have been the server's fault, too.
             if case .server = subject { standings = standings.filter { $0.value.pause != nil } }
         case .pauses(let pause):
             // A request from before the pause says nothing new.
@@ -211,7 +211,7 @@ struct ResponseEvidence {
     /// Whether no request was accepted since the subject last paused.
     func isOnTrial(_ subject: Subject) -> Bool { standings[subject]?.pause != nil }
 
-    /// Whether nothing has paused since a request of it was accepted.
+    /// Whether no subject pauses or is on trial.
     var isQuiet: Bool { !standings.values.contains { $0.pause != nil } }
 }
 

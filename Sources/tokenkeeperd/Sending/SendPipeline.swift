@@ -49,7 +49,7 @@ struct SendPipeline {
     let audiences: SlowAudiences
 
     /// - Parameters:
-    ///   - ended: Notes which of them have outcomes, by their place.
+    ///   - ended: Notes which senders have outcomes, by their place.
     ///   - limit: The most requests that a credential may hold for an environment.
     ///   - marks: Nil if sends cannot be marked.
     ///   - capacity: How many requests `marks` has a place for.
@@ -182,10 +182,10 @@ struct SendPipeline {
                 hasWritten = true
             }
         } catch {
-            // Another session has locked a whole table, or rows that are shared, such as those of `background_send`.
+            // Another session has locked a request of no campaign, a shared row such as one of `background_send`, or a whole table. What is written stays; the
+            // next turn writes the rest.
             if error.remedy != .retry { throw error }
             progress.lockWaits += 1
-            return false
         }
         return hasWritten
     }

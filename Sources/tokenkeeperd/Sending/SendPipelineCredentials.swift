@@ -2,7 +2,7 @@ internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 
-/// What the pipeline does for its credentials and clients beside sending.
+/// What the pipeline does for its credentials and clients besides sending.
 extension SendPipeline {
     /// Looks for servers that blame the sender, and for notices, and logs what is new.
     mutating func reportFaults() {

@@ -26,7 +26,7 @@ struct SendPresence {
     /// Does what is due.
     ///
     /// - Parameters:
-    ///   - silences: Which other daemons are silent. It outlives a connection: looks that are far apart begin anew by themselves.
+    ///   - silences: Which other daemons are silent. It outlives the connection; looks that are far apart start over.
     ///   - locks: The sessions whose locks keep requests in the outbox, if there are any.
     ///   - report: Called with what keeps requests waiting, when that changes.
     ///   - chores: Called once a second with the chores that fail.

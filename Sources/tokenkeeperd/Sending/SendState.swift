@@ -23,14 +23,14 @@ struct SendState {
     /// The name of the credential for a topic; nil where no credential covers it.
     let credential: (TopicScope) -> String?
 
-    // What waits in the outbox: `SendStateLooks` and `SendStateClaims`.
+    // What waits in the outbox: see SendStateLooks.swift and SendStateClaims.swift.
     var topics = DueTopics()
     var campaigns = DueCampaigns()
     var blocked: BlockedSources
     /// How many more requests all credentials together may hold, as of this round.
     var roomOfAll: Int
 
-    // What is claimed: `SendStateRecalls`.
+    // What is claimed: see SendStateRecalls.swift.
     var servers: [CredentialScope: ServerState] = [:]
     var paced = PacedRequests()
     var recalls = RecallSchedule()

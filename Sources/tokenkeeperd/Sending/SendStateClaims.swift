@@ -125,6 +125,7 @@ extension SendState {
         // While this process was stopped, another daemon may have had and returned what it holds.
         if !paced.isEmpty { paced.withdraw(Set(claim.requests.lazy.map(\.number))) }
         if let trial = turn.trial {
+            // Filtered before the choice: a chosen request must be submitted, or its trial never ends.
             let chosen = chooseTrial(
                 of: trial, from: withoutResting(withoutHeld(claim.requests, in: turn.scope), at: now), turn)
             return submit(chosen, in: turn.scope, at: now)

@@ -22,18 +22,17 @@ extension SendState {
         topics.add(page) { [credential] in credential($0) != nil }
         if topics.isLookComplete {
             blocked.keep(only: Set(topics.waiting.map { Source(topic: $0) }).union(campaigns.sources))
-            let waiting = Set(
-                topics.waiting.union(campaigns.topics).compactMap { topic in
-                    credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
-                })
             // What nothing waits for keeps nobody waiting.
-            servers = servers.filter { waiting.contains($0.key) || !$0.value.requests.isEmpty }
-            let waitingTopics = topics.waiting.union(campaigns.topics)
+            let waiting = topics.waiting.union(campaigns.topics).union(paced.sources.lazy.map(\.source.topic))
+            let busy = Set(
+                waiting.compactMap { topic in
+                    credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
+                } + servers.filter { !$0.value.requests.isEmpty }.keys)
+            servers = servers.filter { busy.contains($0.key) }
             evidence.keep { [servers] subject in
                 switch subject {
-                case .server(let scope): waiting.contains(scope) || servers[scope] != nil
-                case .topic(let topic):
-                    waitingTopics.contains(topic) || servers.values.contains { $0.requests.holds(topic) }
+                case .server(let scope): busy.contains(scope)
+                case .topic(let topic): waiting.contains(topic) || servers.values.contains { $0.requests.holds(topic) }
                 }
             }
         }

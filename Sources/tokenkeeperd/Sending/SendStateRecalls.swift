@@ -39,7 +39,8 @@ extension SendState {
         if recalled.isEmpty { return [] }
         paced.withdraw(recalled.gone)
         unwritten.giveBack(paced.withdraw(recalled.paused), after: nil)
-        for scope in servers.keys {
+        // Array: what iterates over the dictionary itself would have it copied.
+        for scope in Array(servers.keys) {
             servers[scope]?.requests.withdraw { recalled.gone.contains($0.number) }
             giveBack(in: scope) { recalled.paused.contains($0.number) }
         }
@@ -61,7 +62,7 @@ extension SendState {
 
     /// Lets the next request go of each token whose last one has ended.
     mutating func handOver() -> [Action] {
-        servers.keys.compactMap { scope in
+        Array(servers.keys).compactMap { scope in
             let next = servers[scope]?.requests.handOver() ?? []
             return next.isEmpty ? nil : .submit(next, credential: scope.credential)
         }
@@ -73,7 +74,7 @@ extension SendState {
     mutating func release(at now: Moment) -> [Action] {
         var actions: [Action] = []
         for (source, scope) in paced.sources {
-            if evidence.isOnTrial(.server(scope)) || evidence.isOnTrial(.topic(source.topic)) {
+            if isOnTrial(source.topic) {
                 unwritten.giveBack(paced.withdraw { $0.request.address.scope == source.topic }, after: nil)
                 continue
             }
@@ -111,7 +112,7 @@ extension SendState {
     mutating func reconcile(claimed: Set<Int64>) -> [Action] {
         unwritten.giveBack(numbers: claimed.subtracting(held).subtracting(unwritten.numbers))
         paced.withdraw { !claimed.contains($0.number) }
-        for scope in servers.keys { servers[scope]?.requests.withdraw { !claimed.contains($0.number) } }
+        for scope in Array(servers.keys) { servers[scope]?.requests.withdraw { !claimed.contains($0.number) } }
         return withdraw { !claimed.contains($0.number) }
     }
 }

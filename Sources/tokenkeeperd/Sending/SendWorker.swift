@@ -150,7 +150,7 @@ struct SendWorker {
             }
         }
         pipeline.summary.report()
-        // Who takes over needs it.
+        // The daemon that takes over needs the tokens.
         try pipeline.shareTokens(outbox, on: &connection)
         if pipeline.isEmpty { try outbox.signOff(on: &connection) }
     }

@@ -4,9 +4,10 @@ internal import TokenModel
 
 /// How requests of a server or a topic fare. Pure.
 ///
-///     goes ── so many tokens refused ──▶ pauses ── time ──▶ is tried ── refused ──▶ pauses, longer
+///     goes ── as many tokens refused as `RetryPolicy.Evidence` says ──▶ pauses ── its trial refused ──▶ pauses, longer
 ///
-/// An accepted request leads back to the beginning from everywhere: `ResponseEvidence` then forgets the standing.
+/// A pause that is over is `pauses` still, and is tried. An accepted request leads back to the beginning from everywhere: `ResponseEvidence` then forgets the
+/// standing.
 enum Standing {
     /// Everything is sent.
     case goes(Suspicion)
@@ -39,9 +40,9 @@ enum Standing {
     struct Pause {
         var until: ContinuousClock.Instant
         /// Its number since a request was accepted.
-        var number = 1
+        var number: Int
         var cause: Cause
-        var trial = Trial()
+        var trial: Trial
     }
 
     struct Cause {
@@ -54,8 +55,7 @@ enum Standing {
         if case .pauses(let pause) = self { pause } else { nil }
     }
 
-    /// The cause as it is shown; nil if it is not. Five refused tokens pause a subject. Fewer are shown, too, some time after a refusal, as long as
-    /// nothing is accepted.
+    /// The cause as it is shown; nil if it is not. Enough refused tokens pause a subject. Fewer are shown after `patience`, until a request is accepted.
     func shown(after patience: Duration, at now: ContinuousClock.Instant) -> Cause? {
         switch self {
         case .pauses(let pause): return pause.cause

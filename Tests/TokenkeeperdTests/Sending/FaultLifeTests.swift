@@ -6,8 +6,8 @@ import TestRun
 import TestThreads
 import Testing
 
-/// Three daemons send for weeks of bad days: APNs, one of its servers or topics, something in between, or a host fails, one after the other and
-/// at the same time. `TEST_SOAK=whole` lasts an hour, with the pauses of production.
+/// Three daemons send while APNs, one of its servers or topics, something in between, or a host fails: one after the other and at the same time.
+/// `TEST_SOAK=whole` lasts an hour, with the pauses of production.
 @Suite(.ownThread) struct `Sending beside faults` {
     /// Topics of two credentials. Only those of the first one meet faults, except for what a lost daemon or connection does to everybody.
     private static let disturbed = (1...4).map { "com.example.a\($0)" }
@@ -92,7 +92,7 @@ import Testing
 
     private static let topics = (disturbed + calm).joined(separator: ",")
 
-    /// Notes how each request ends: responses that end none, such as 500, are results, too.
+    /// Records each request's final outcome. Not every result is final: after a 500, the request is tried again.
     private func noteEnds() throws {
         try stage.database.psql(
             """
@@ -115,7 +115,7 @@ import Testing
 
     /// Queues ten requests for each topic, for random tokens.
     ///
-    /// - Parameter first: The first one that may be among them: 5, for none that is odd.
+    /// - Parameter first: The first token; 5 leaves out the odd ones.
     private func enqueue(from first: Int = 1) throws {
         try stage.database.psql(
             """
