@@ -14,7 +14,7 @@ import Testing
         /// A row has two tokens, an alert and a VoIP token: it is attached twice.
         case pairs
         case partitioned
-        /// What is attached is a copy by logical replication of the table to which the application writes.
+        /// Logical replication copies the application's table, and the copy is attached.
         case replicated
     }
 

@@ -76,13 +76,16 @@ DECLARE
     event record;
 BEGIN
     IF is_out THEN
-        -- A later registration wins over the row's flag if something else made it: the application, or another attached table. One that a row of this table
-        -- made which is gone does not count.
+        IF l.token_key IS NULL OR l.suppressed THEN
+            RETURN NULL;
+        END IF;
+        -- A later registration wins over the row's flag if the application or another attached table made it. It does not if a row of this table made it that
+        -- is gone.
         SELECT CASE WHEN tokenkeeper.is_detached(e.source_id) IS NOT TRUE THEN e.source_id = ANY (sources) END AS is_ours,
                e.registered_after = l.registered_at AS is_last
         INTO event FROM tokenkeeper.token_event_log AS e
         WHERE e.token_key = l.token_key AND e.topic_id = l.topic_id AND e.event IN ('registered', 'revived') ORDER BY e.event_id DESC LIMIT 1;
-        RETURN CASE WHEN l.token_key IS NOT NULL AND NOT l.suppressed AND event.is_ours IS NOT FALSE
+        RETURN CASE WHEN event.is_ours IS NOT FALSE
                      AND (f.registered_at IS NULL OR f.registered_at BETWEEN l.registered_at AND clock_timestamp()
                           OR (f.registered_at < l.registered_at AND event.is_ours AND event.is_last)) THEN 'not logged out' END;
     END IF;
@@ -114,7 +117,8 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.difference(tokenkeeper.fact, boolean, tokenkeeper.ledger, bigint[]) IS
     'In what the ledger differs from the facts of a row (is_out: it is logged out), in words; null if in nothing. sources: those of the attachment.';
 
--- What is queued is no difference: a daemon will apply it. The queue is read only if there are differences: a snapshot that has read it keeps its partitions from being truncated.
+-- What is queued is no difference: a daemon will apply it. The queue is read only if there are differences: a snapshot that has read it keeps its partitions
+-- from being truncated.
 CREATE OR REPLACE FUNCTION tokenkeeper.is_queued(topics text[], environments text[], keys bytea[]) RETURNS boolean[]
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp

@@ -1,17 +1,5 @@
 internal import FoundationEssentials
 
-/// How many rows of an attached table one statement reads. Where an expression fails for a row, the database halves its page until it has passed that row over:
-/// so pages are short near such rows.
-package struct PageSize {
-    package private(set) var value: Int
-    private let most: Int
-
-    package init(most: Int) { (value, self.most) = (most, most) }
-
-    /// Notes how many rows the last page had.
-    package mutating func took(_ rows: Int64) { value = min(max(Int(rows) * 2, 16), most) }
-}
-
 /// A comparison of an attached table with the ledger and its queue, in both directions.
 ///
 /// The session must be one of the table's owner, because it executes what belongs to the table.

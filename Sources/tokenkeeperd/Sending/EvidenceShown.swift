@@ -1,5 +1,3 @@
-internal import APNsFeedback
-internal import TokenLedger
 internal import TokenModel
 
 /// The part that an operator sees.

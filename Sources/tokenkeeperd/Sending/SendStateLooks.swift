@@ -1,4 +1,3 @@
-internal import APNsFeedback
 internal import TokenLedger
 internal import TokenModel
 

@@ -1,5 +1,4 @@
 internal import APNsFeedback
-internal import TokenLedger
 internal import TokenModel
 
 /// How requests of a server or a topic fare. Pure.
@@ -19,7 +18,7 @@ enum Standing {
         case message, topic, sender, foreign, server, unreachable
     }
 
-    /// What was not accepted since a request was last accepted.
+    /// What has failed since the last accepted request.
     struct Suspicion {
         var tokens: [Kind: Set<TokenAddress>] = [:]
         /// The refusals, without those of an odd request.
