@@ -149,16 +149,20 @@ COMMENT ON COLUMN tokenkeeper.stale_share.wave_since IS
 COMMENT ON COLUMN tokenkeeper.stale_share.undo IS 'The command that undoes that wave.';
 
 CREATE OR REPLACE VIEW tokenkeeper.campaign_wait WITH (security_barrier) AS
+-- Once for a topic, and not for each of 100,000 campaigns.
+WITH fault AS MATERIALIZED (
+    SELECT o.topic, o.environment, tokenkeeper.sending_fault(o.topic, o.environment) AS fault
+    FROM (SELECT DISTINCT c.topic, c.environment FROM tokenkeeper.campaign AS c WHERE c.ended_at IS NULL AND c.state IN ('waiting', 'running')) AS o
+)
 SELECT c.campaign_id, w.reason, c.state IN ('waiting', 'running') AND d.due_at < clock_timestamp() AND b.pause IS NULL AND b.fault IS NOT NULL AS needs_help,
        d.due_at
 FROM tokenkeeper.campaign AS c
+LEFT JOIN fault AS f ON f.topic = c.topic AND f.environment = c.environment AND c.state IN ('waiting', 'running')
 CROSS JOIN LATERAL (SELECT coalesce(c.scheduled_at, c.created_at) AS due_at) AS d
 CROSS JOIN LATERAL (
     SELECT (SELECT 'sending to ' || c.topic || ' (' || c.environment || ') is paused: ' || p.reason FROM tokenkeeper.paused_topic AS p
             WHERE p.topic = c.topic AND p.environment = c.environment) AS pause,
-           -- Not for each of very many that are scheduled.
-           CASE WHEN c.state IN ('waiting', 'running') AND d.due_at <= clock_timestamp()
-                THEN tokenkeeper.sending_fault(c.topic, c.environment) END AS fault,
+           CASE WHEN d.due_at <= clock_timestamp() THEN f.fault END AS fault,
            CASE WHEN c.is_addressed AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
                 THEN (SELECT 'the requests that are left are tried again, the next at '
                              || to_char(r.scheduled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' || coalesce(': ' || r.last_error, '')

@@ -101,7 +101,8 @@ BEGIN
         RETURN NEXT format('%s is unlogged: after a crash it is empty', attached);
     END IF;
     IF jsonb_array_length(plan -> 'key_columns') = 0 THEN
-        RETURN NEXT 'the table has no primary key, and no unique key of columns that are NOT NULL: it cannot be backfilled or checked';
+        RETURN NEXT 'the table has no primary key, and no unique key of columns that are NOT NULL and have types of PostgreSQL itself (citext is none): it cannot be '
+            'backfilled or checked';
     END IF;
 END
 $body$;
@@ -267,8 +268,9 @@ BEGIN
     errors := errors || found.faults;
     plan := jsonb_build_object('arguments', arguments, 'facts', found.facts, 'old_facts', found.old_facts, 'columns', found.columns, 'key_columns', keys,
         'key_text', tokenkeeper.key_text(keys), 'on_delete', attach.on_delete, 'always', attach.always, 'name', coalesce(attach.name, tokenkeeper.full_name(this)));
-    IF EXISTS (SELECT FROM tokenkeeper.attachment AS a WHERE a.table_id = this AND a.arguments ->> 'topic' = attach.topic
-                  AND a.arguments ->> 'environment' = attach.environment) THEN
+    -- Read again, so that two spellings of one expression are one.
+    IF EXISTS (SELECT FROM tokenkeeper.attachment AS a CROSS JOIN LATERAL tokenkeeper.read_facts(this, a.arguments) AS o WHERE a.table_id = this
+                  AND o.facts ->> 'topic' = found.facts ->> 'topic' AND o.facts ->> 'environment' = found.facts ->> 'environment') THEN
         errors := errors || 'another attachment of the table has this topic, and each would log out tokens of the other: use one attachment, with one filter'::text;
     END IF;
     IF errors = '{}' AND NOT tokenkeeper.finds_by_index(this, found.facts) THEN
