@@ -48,7 +48,7 @@ let package = Package(
         .executableTarget(
             name: "tokenkeeperd",
             dependencies: [
-                "APNsFeedback", "CLinux", "TokenLedger", "TokenModel",
+                "APNsFeedback", "CLinux", "COpenSSL", "TokenLedger", "TokenModel",
                 .product(name: "ArgumentParser", package: "swift-argument-parser"),
                 .product(name: "Logging", package: "swift-log"),
                 .product(name: "NIOCore", package: "swift-nio"),

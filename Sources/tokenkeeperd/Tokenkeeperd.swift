@@ -8,14 +8,20 @@ struct Tokenkeeperd: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "tokenkeeperd",
         abstract: "Keeps the device tokens of an APNs provider clean, inside PostgreSQL.",
+        discussion: """
+            With several databases (map.file), --all before a command runs it on all of them at once, and --on NAME on one: \
+            tokenkeeperd --all status. Each has --time-limit (30s) to answer. What each says stands under its name; the exit status is 0 only \
+            if all have answered with 0. Works for \(FleetArguments.commands.joined(separator: ", ")).
+            """,
         version: Daemon.version.description,
         subcommands: [
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
-            CampaignCommand.self, ChannelCommand.self, Explain.self, Held.self, Reinstate.self, Rejected.self,
+            CampaignCommand.self, TopicCommand.self, ChannelCommand.self, Explain.self, Held.self, Reinstate.self,
+            Rejected.self,
             Attach.self,
             BackfillTable.self,
             ListAttachments.self, Detach.self, Withdraw.self, Import.self,
-            CheckConfig.self, Doctor.self,
+            CheckConfig.self, Doctor.self, ShowMap.self,
         ],
         defaultSubcommand: nil)
 
@@ -23,9 +29,18 @@ struct Tokenkeeperd: ParsableCommand {
         Signals.block()
         let arguments = Array(CommandLine.arguments.dropFirst())
         do {
+            if let fleet = try FleetArguments(arguments) {
+                // What is wrong with it is said once.
+                _ = try parseAsRoot(fleet.command)
+                Signals.unblock()
+                Glibc.exit(try FleetRun(fleet).run())
+            }
             var command = try parseAsRoot(arguments)
             try command.run()
             try StandardOutput.flush()
+        } catch let error as ConfigurationError {
+            for problem in error.problems { ConfigurationOptions.complain(problem) }
+            Glibc.exit(ExitStatus.configuration.rawValue)
         } catch {
             if let problem = StrayAddress.problem(insteadOf: fullMessage(for: error), arguments: arguments) {
                 ConfigurationOptions.complain(problem)

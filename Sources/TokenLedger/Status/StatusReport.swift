@@ -43,8 +43,9 @@ public struct StatusReport: Sendable {
     private static let reading = BatchTransaction(
         mode: .snapshot, lockTimeout: .seconds(3), statementTimeout: .seconds(8), isInUTC: true)
 
+    /// - Parameter findings: Further warnings, which the view does not know of.
     /// - Throws: Within ten seconds, if the server answers.
-    public init(on connection: inout Connection) throws(DatabaseError) {
+    public init(on connection: inout Connection, with findings: [String] = []) throws(DatabaseError) {
         let columns = try connection.transaction(Self.reading) { connection throws(DatabaseError) in
             try connection.query(
                 """
@@ -56,12 +57,14 @@ public struct StatusReport: Sendable {
                                       ELSE v.text END,
                        CASE WHEN json_typeof(e.value) = 'array' THEN ARRAY(SELECT json_array_elements_text(e.value)) ELSE '{}' END
                 FROM tokenkeeper.status AS s
-                CROSS JOIN LATERAL json_each(row_to_json(s)) WITH ORDINALITY AS e (name, value, place)
+                CROSS JOIN LATERAL json_each(row_to_json(s)) WITH ORDINALITY AS n (name, own, place)
+                CROSS JOIN LATERAL (
+                    SELECT n.name, n.place, CASE n.name WHEN 'warnings' THEN array_to_json(s.warnings || $1::text[]) ELSE n.own END AS value) AS e
                 CROSS JOIN LATERAL (SELECT e.value #>> '{}' AS text) AS v
                 JOIN pg_catalog.pg_attribute AS a ON a.attrelid = 'tokenkeeper.status'::regclass AND a.attname = e.name
                 JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
                 ORDER BY e.place
-                """
+                """, [.texts(findings)]
             ).decode { row throws(DatabaseError) in
                 (
                     name: try row.read(String.self), type: try row.read(String.self), json: try row.read(String.self),

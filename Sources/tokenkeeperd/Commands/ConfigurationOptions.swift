@@ -22,6 +22,20 @@ struct ConfigurationOptions: ParsableArguments {
     @Option(name: .customLong("set"), help: "One setting, as key=value. May be repeated.")
     var settings: [String] = []
 
+    init() {}
+
+    /// Those among the arguments of any command.
+    init(of command: [String]) throws(ConfigurationError) {
+        var own: [String] = []
+        for (place, argument) in command.enumerated() where ["--config", "--set"].contains(Self.name(of: argument)) {
+            own.append(argument)
+            if !argument.contains("="), place + 1 < command.count { own.append(command[place + 1]) }
+        }
+        do { self = try Self.parse(own) } catch { throw ConfigurationError([Self.message(for: error)]) }
+    }
+
+    private static func name(of argument: String) -> String { String(argument.prefix { $0 != "=" }) }
+
     /// Whether `complain` writes JSON. It does in a daemon that logs JSON, once the configuration has been read.
     private static let complainsInJSON = Atomic(false)
 

@@ -63,6 +63,13 @@ struct Setting: Sendable {
             "A directory for what the next start of a sending daemon needs, such as the current provider token. Only the daemon's user may have access to it (mode 0700). Unset: the one that systemd makes ($RUNTIME_DIRECTORY), or none."
         ),
         Setting(
+            "map.file", .text, nil, example: "/etc/tokenkeeperd/map.json",
+            "The map of several databases, for `tokenkeeperd map`, --all and --on. Unset: there is one database."),
+        Setting(
+            "map.database", .text, nil, example: "east",
+            "The name of this database in the map. Then status and doctor name topics that are here, and that the map leads to another one."
+        ),
+        Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
             "The pause between two polls of the queues while there is work."),
         Setting(

@@ -330,6 +330,7 @@ import Testing
         let tried = Set(Self.printed.map(\.command)).union([
             "tokenkeeperd backfill", "tokenkeeperd withdraw",
             "tokenkeeperd reinstate", "tokenkeeperd status --check", "tokenkeeperd check-config --online",
+            "tokenkeeperd map",
         ])
         let untried = found.filter { !$0.hasSuffix(" --help") && !$0.hasPrefix("tokenkeeperd status, ") }.subtracting(
             tried)

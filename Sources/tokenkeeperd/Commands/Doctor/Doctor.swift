@@ -57,6 +57,9 @@ struct Doctor: ParsableCommand {
         findings += try LockCheck.findings(on: &connection) { sleep(1) }
         findings.append(try ClockCheck.finding(on: &connection))
         findings.append(try DiskCheck.finding(on: &connection))
+        if let strays = try StrayTopics.warning(configuration.values, on: &connection) {
+            findings.append(Finding(.problem, "map", strays, fixedBy: ["tokenkeeperd map"]))
+        }
         return findings
     }
 }

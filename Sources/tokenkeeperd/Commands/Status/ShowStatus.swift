@@ -42,10 +42,18 @@ struct ShowStatus: ParsableCommand {
         if check { return try runCheck() }
         if watch { return StatusWatch(configuration: try options.load(), interval: .seconds(interval)).run() }
         Signals.unblock()
-        try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-            let report = try StatusReport(on: &connection)
+        let configuration = try options.load()
+        try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
+            let report = try Self.report(configuration, on: &connection)
             print(json ? report.json : StatusText.lines(report).joined(separator: "\n"))
         }
+    }
+
+    private static func report(
+        _ configuration: Configuration, on connection: inout Connection
+    ) throws(DatabaseError) -> StatusReport {
+        let strays = try StrayTopics.warning(configuration.values, on: &connection)
+        return try StatusReport(on: &connection, with: [strays].compactMap(\.self))
     }
 
     /// Whatever goes wrong is UNKNOWN: an exit status above 3 has no meaning for a monitoring system, which reads standard output only.
@@ -57,7 +65,7 @@ struct ShowStatus: ParsableCommand {
             options.wipePassword()
             var connection = try configuration.connectLikeService(writes: false)
             try Migrator(daemon: Daemon.version).check(&connection)
-            result = StatusCheck(try StatusReport(on: &connection))
+            result = StatusCheck(try Self.report(configuration, on: &connection))
         } catch let error as ConfigurationError {
             result = StatusCheck(unknown: error.problems.joined(separator: "; "))
         } catch {
