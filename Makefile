@@ -12,7 +12,7 @@ fake-apns: ## Build and start a fake APNs on 127.0.0.1:2197. ARGS='--script FILE
 	@ARGS='$(subst ','\'',$(value ARGS))' exec scripts/fake-apns
 
 test: setup lint ## Build and run all tests on a private PostgreSQL.
-	@scripts/setup servers clients
+	@scripts/setup servers clients router
 	@scripts/test
 
 soak: ## Before a release: random tests with new seeds and in full, the package on Debian 12 and 13, and the image. It takes hours.

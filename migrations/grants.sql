@@ -48,8 +48,13 @@ GRANT EXECUTE ON FUNCTION
     TO tokenkeeper_sender;
 GRANT EXECUTE ON FUNCTION
     tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text),
-    tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text)
+    tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text),
+    tokenkeeper.report(tokenkeeper.new_result[]),
+    tokenkeeper.act_for(text),
+    tokenkeeper.campaigns_of(text)
     TO tokenkeeper_sender;
+-- The views of campaigns call it with the rights of their reader.
+GRANT EXECUTE ON FUNCTION tokenkeeper.caller() TO tokenkeeper_sender, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_monitor, tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.sendable_token, tokenkeeper.suppressed_token TO tokenkeeper_sender;
 -- If the daemon sends the pushes, they write requests.
 GRANT INSERT (environment, topic, token, payload, push_type, priority, expiration, collapse_id, scheduled_at, apns_id)

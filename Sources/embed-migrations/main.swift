@@ -1,5 +1,5 @@
 // Writes the files of migrations/ into one Swift file of string literals, so that the installed binary needs no checkout: the versions by name, the files
-// of functions and views as the file load-order lists them, then grants.sql.
+// of functions and views as the file load-order lists them, then grants.sql, and the router's file.
 // The build-tool plugin EmbedMigrations runs it: embed-migrations OUTPUT FOLDER FILE…
 import FoundationEssentials
 
@@ -18,9 +18,9 @@ let found = Set(
 let versions = found.filter { $0.hasPrefix("versions/") }.sorted()
 let listed = try String(contentsOfFile: root + "load-order", encoding: .utf8).split(separator: "\n")
     .filter { !$0.hasPrefix("#") }.map { "\($0).sql" }
-let unlisted = found.subtracting(versions).subtracting(listed).subtracting(["grants.sql"]).sorted()
+let unlisted = found.subtracting(versions).subtracting(listed).subtracting(["grants.sql", "router/router.sql"]).sorted()
 guard unlisted == [] else { fatalError("not in migrations/load-order: \(unlisted.joined(separator: ", "))") }
-for name in versions + listed + ["grants.sql"] {
+for name in versions + listed + ["grants.sql", "router/router.sql"] {
     let text = try String(contentsOfFile: root + name, encoding: .utf8)
     // Three number signs, because no SQL closes such a literal. The content begins and ends on its own lines.
     source +=

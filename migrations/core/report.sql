@@ -70,3 +70,18 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text) IS
     'As report with texts, with a number as status.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.report(results tokenkeeper.new_result[]) RETURNS bigint
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH queued AS (
+        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
+        SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at FROM unnest(report.results) AS r
+        RETURNING 1
+    )
+    SELECT count(*) FROM queued
+$$;
+COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS
+    'Reports any number of responses of APNs, with their bodies, in the caller''s transaction; returns how many. Null means the default. Never raises an error because '
+    'of what is passed, as for one.';

@@ -34,7 +34,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN may_manage_campaign.created_by COLLATE "C" = session_user
+    RETURN may_manage_campaign.created_by COLLATE "C" = tokenkeeper.caller()
         OR pg_has_role(session_user, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = 'tokenkeeper.campaign'::regclass), 'USAGE')
         OR coalesce(pg_has_role(session_user, to_regrole('tokenkeeper_operator'), 'USAGE'), false);
 END
@@ -149,7 +149,7 @@ DECLARE
     fault text := CASE WHEN body IS NULL AND add_campaign.payload IS NOT NULL THEN tokenkeeper.payload_fault(add_campaign.payload)
                        ELSE tokenkeeper.send_fault(env, the_topic, body, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id,
                                                    add_campaign.scheduled_at, NULL) END;
-    creator text COLLATE "C" := session_user;
+    creator text COLLATE "C" := tokenkeeper.caller();
     -- Bytes that are not UTF-8 stay as they are.
     encoding CONSTANT name COLLATE "C" := CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END;
     asked record;
@@ -198,13 +198,13 @@ BEGIN
         END IF;
         INSERT INTO tokenkeeper.campaign AS c (
             campaign_id, name, environment, topic, payload, push_type, priority, expiration, collapse_id, scheduled_at, max_per_second,
-            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected)
+            audience_kind, audience, has_list, idempotency_key, content_hash, is_confirmed, expected, created_by)
         OVERRIDING SYSTEM VALUE
         -- Through jsonb, to remove the blanks of the caller's spelling.
         VALUES (tokenkeeper.new_campaign_id(), add_campaign.name, env, the_topic,
                 body::text::json, kind, add_campaign.priority, add_campaign.expiration, add_campaign.collapse_id, add_campaign.scheduled_at,
                 add_campaign.max_per_second, asked.kind, asked.value, asked.kind = 'tokens', add_campaign.idempotency_key, hash,
-                coalesce(add_campaign.confirm, false), cardinality(asked.tokens))
+                coalesce(add_campaign.confirm, false), cardinality(asked.tokens), creator)
         -- Waits for a transaction that is about to commit the same key.
         ON CONFLICT DO NOTHING
         RETURNING c.campaign_id INTO campaign_id;
@@ -315,7 +315,7 @@ BEGIN
         SELECT FROM tokenkeeper.campaign AS c
         WHERE c.campaign_id = n.campaign_id AND c.audience_kind = 'tokens'
           -- Or the repetition of a list.
-          AND (c.created_in = pg_current_xact_id() OR (c.idempotency_key IS NOT NULL AND c.created_by = session_user)))
+          AND (c.created_in = pg_current_xact_id() OR (c.idempotency_key IS NOT NULL AND c.created_by = tokenkeeper.caller())))
     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'campaign % does not take tokens', wrong USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -616,7 +616,7 @@ BEGIN
     SELECT r.campaign_id, r.number INTO wanted, the_number FROM tokenkeeper.campaign_request_of(delivery.apns_id) AS r;
     -- Numbers can be guessed.
     IF NOT EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = wanted
-                   AND (c.created_by = session_user OR has_column_privilege(session_user, 'tokenkeeper.campaign', 'state', 'SELECT'))) THEN
+                   AND (c.created_by = tokenkeeper.caller() OR has_column_privilege(session_user, 'tokenkeeper.campaign', 'state', 'SELECT'))) THEN
         RETURN;
     END IF;
     RETURN QUERY

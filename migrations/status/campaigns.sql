@@ -25,7 +25,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r
 -- A sender sees its own. Whoever may read the table sees all.
-WHERE c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
+WHERE c.created_by = tokenkeeper.caller() OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
 COMMENT ON VIEW tokenkeeper.campaign_progress IS
     'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. '
     'At every moment, addressed is the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and forgotten.';
@@ -53,3 +53,14 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS
     'Whether the whole audience has been addressed. It stays false if expiration passed before.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_of(caller text) RETURNS SETOF tokenkeeper.campaign_progress
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM tokenkeeper.act_for(campaigns_of.caller);
+    RETURN QUERY SELECT * FROM tokenkeeper.campaign_progress;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.campaigns_of(text) IS 'For a router: the view campaign_progress, as a login of the router sees it (act_for).';

@@ -182,7 +182,7 @@ CROSS JOIN LATERAL (
                 ELSE coalesce(b.pause, b.fault, b.retry) END AS reason) AS w
 WHERE c.ended_at IS NULL AND c.state IN ('waiting', 'running', 'paused', 'cancelled') AND w.reason IS NOT NULL
   -- As campaign_progress.
-  AND (c.created_by = session_user OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT'));
+  AND (c.created_by = tokenkeeper.caller() OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT'));
 COMMENT ON VIEW tokenkeeper.campaign_wait IS
     'Campaigns that have not ended and do not move, and why; to a sender, only its own. Campaigns that nothing keeps from being sent are absent.';
 COMMENT ON COLUMN tokenkeeper.campaign_wait.reason IS 'Why it does not move, in words.';

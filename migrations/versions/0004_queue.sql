@@ -141,3 +141,17 @@ BEGIN
     END LOOP;
 END
 $$;
+
+CREATE TYPE tokenkeeper.new_result AS (
+    topic       text,
+    token       text,
+    status      text,
+    body        text,
+    sent_at     timestamptz,
+    apns_id     text,
+    environment text,
+    device_id   text
+);
+COMMENT ON TYPE tokenkeeper.new_result IS
+    'An element of the array for report: the columns of send_result. device_id is for a router, which finds the database of a topic that is split by device.';
+REVOKE USAGE ON TYPE tokenkeeper.new_result FROM PUBLIC;

@@ -19,7 +19,8 @@ public struct SchemaFiles: Equatable, Sendable {
             name.hasPrefix("versions/") ? Migration(file: String(name.dropFirst("versions/".count)), sql: text) : nil
         },
         repeatables: EmbeddedSQL.files.compactMap { name, text in
-            name.hasPrefix("versions/") || name == Grants.file ? nil : Repeatable(file: name, sql: text)
+            name.hasPrefix("versions/") || name == Grants.file || name == RouterScript.file
+                ? nil : Repeatable(file: name, sql: text)
         },
         grants: Repeatable(file: Grants.file, sql: Grants.sql))
 

@@ -24,11 +24,8 @@ struct ShowMap: ParsableCommand {
     func run() throws {
         let map: TopicMap
         do {
-            guard let file = try options.read().values["map.file"]?.value else {
-                throw ConfigurationError(["no map of databases: set map.file, or TOKENKEEPER_MAP_FILE"])
-            }
-            map = try TopicMap(contentsOf: file)
-        } catch let error as ConfigurationError {
+            map = try TopicMap(of: try options.read())
+        } catch {
             for problem in error.problems { ConfigurationOptions.complain(problem) }
             throw ExitCode(ExitStatus.configuration.rawValue)
         }

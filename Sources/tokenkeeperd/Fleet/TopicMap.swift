@@ -173,6 +173,14 @@ extension TopicMap {
         return ranges
     }
 
+    /// The map that the configuration names.
+    init(of configuration: Configuration) throws(ConfigurationError) {
+        guard let file = configuration.values["map.file"]?.value else {
+            throw ConfigurationError(["no map of databases: set map.file, or TOKENKEEPER_MAP_FILE"])
+        }
+        try self.init(contentsOf: file)
+    }
+
     /// Reads the file.
     ///
     /// - Throws: All that is wrong with it, each with the file's name.

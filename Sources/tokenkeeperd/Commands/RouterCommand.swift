@@ -1,0 +1,47 @@
+internal import ArgumentParser
+internal import TokenLedger
+
+/// Makes a database a router.
+struct RouterCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "router",
+        abstract: "Make a database a router: its functions run in the database of the topic.",
+        subcommands: [MigrateRouter.self])
+
+    struct MigrateRouter: ParsableCommand {
+        static let configuration = CommandConfiguration(
+            commandName: "migrate",
+            abstract: "Make the functions of a router, or make them anew after the map or the release has changed.",
+            discussion: """
+                Needs PL/Proxy on the router's server, and a login that is a superuser, in a database without a ledger. The map is the file that \
+                map.file names. Each database needs the logins tokenkeeper_router_app, tokenkeeper_router_sender and tokenkeeper_router_reader. \
+                Exits with 69 if PostgreSQL refuses.
+                """)
+
+        @OptionGroup var options: ConfigurationOptions
+
+        @Flag(help: "Print the SQL instead, for psql. Connects to nothing.")
+        var print = false
+
+        func run() throws {
+            Signals.unblock()
+            let configuration = try options.load()
+            let script: RouterScript
+            let databases: Int
+            do {
+                let map = try TopicMap(of: configuration)
+                databases = map.databases.count
+                script = try RouterScript(
+                    databases: map.databases, topics: map.topics, split: Array(map.splitByDevice), owners: map.owners)
+            } catch let error as ConfigurationError {
+                for problem in error.problems { ConfigurationOptions.complain(problem) }
+                throw ExitCode(ExitStatus.configuration.rawValue)
+            }
+            if print { return Swift.print("BEGIN;\n\(script.text)\nCOMMIT;") }
+            try configuration.withNamedDatabase { connection in
+                try script.apply(on: &connection)
+                Swift.print("this database is a router for \(databases == 1 ? "1 database" : "\(databases) databases")")
+            }
+        }
+    }
+}

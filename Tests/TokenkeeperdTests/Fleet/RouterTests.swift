@@ -1,0 +1,324 @@
+import Foundation
+import LedgerTestSupport
+import TestRun
+import TestThreads
+import Testing
+
+@testable import tokenkeeperd
+
+/// Three databases and a router in front of them, with PL/Proxy.
+private struct Routed {
+    static let topics = ["com.example.rider", "com.example.giant", "com.example.a", "com.example.b", "com.example.c"]
+    static let split = "com.example.giant"
+
+    let folder: TemporaryDirectory
+    let map: String
+    let names = ["east", "north", "west"]
+    let databases: [TestDatabase]
+    let router: TestDatabase
+
+    init() throws {
+        folder = try TemporaryDirectory()
+        databases = try names.map { _ in try TestCluster.shared.database() }
+        router = try TestCluster.shared.database(migrated: false)
+        let roles = ["app", "sender", "reader"].map {
+            """
+            IF to_regrole('tokenkeeper_router_\($0)') IS NULL THEN
+                CREATE ROLE tokenkeeper_router_\($0) LOGIN IN ROLE tokenkeeper_\($0), tokenkeeper_router;
+            END IF;
+            """
+        }
+        try router.psql(
+            """
+            DO $$ BEGIN
+                IF to_regrole('tokenkeeper_router') IS NULL THEN CREATE ROLE tokenkeeper_router; END IF;
+                \(roles.joined())
+            END $$
+            """, user: "postgres")
+        let addresses = zip(names, databases).map { "\"\($0)\": \"\($1.url(user: "a_operator"))\"" }
+        map = try folder.write(
+            """
+            {"databases": {\(addresses.joined(separator: ", "))}, "topics": {"com.example.rider": "north"},
+             "split_by_device": ["\(Self.split)"], "buckets": {"east": "0-399", "north": "400-799", "west": "800-1023"}}
+            """, to: "map.json")
+        let made = try migrate()
+        guard made.status == 0 else { throw TestFailure("\(made)") }
+    }
+
+    func migrate() throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program, "router", "migrate", "--database-url", router.url(user: "postgres")],
+            environment: ["TOKENKEEPER_MAP_FILE": map])
+    }
+
+    func database(of topic: String, device: String? = nil) throws -> TestDatabase? {
+        guard case .to(let name) = try TopicMap(contentsOf: map).database(of: topic, device: device) else { return nil }
+        return names.firstIndex(of: name).map { databases[$0] }
+    }
+}
+
+@Suite(.ownThread) struct `A router` {
+    /// A statement for the router, and the same for one database that has everything.
+    private struct Step {
+        var user: String
+        var routed: String
+        var alone: String
+    }
+
+    /// Random calls. In the split topic, each token stays with one device: a device whose key changes is unregistered first.
+    private struct Calls {
+        var chance: SeededChance
+        var moment = Date.now.addingTimeInterval(-864_000)
+
+        mutating func number(_ end: Int) -> Int { Int(chance.next() % UInt64(end)) }
+
+        mutating func maybe(_ text: String) -> String { number(3) == 0 ? "NULL" : text }
+
+        mutating func instant() -> String {
+            "'\(moment.addingTimeInterval(Double(number(800_000))).ISO8601Format())'"
+        }
+
+        mutating func token(in topic: String) -> (token: String, device: String) {
+            let number = number(12)
+            let token = String(format: "%064x", number + 1)
+            return (token, topic == Routed.split ? "Device-\(number / 2)" : "device-\(self.number(5))")
+        }
+
+        func quoted(_ texts: [String]) -> String { "'{" + texts.joined(separator: ",") + "}'::text[]" }
+
+        mutating func step() -> Step {
+            let topic = Routed.topics[number(Routed.topics.count)]
+            let isSplit = topic == Routed.split
+            let (token, device) = token(in: topic)
+            let user = "user-\(number(4))"
+            let (known, at) = ("'\(token)', '\(topic)'", instant())
+            let place = isSplit ? ", device_id => '\(device)'" : ""
+            func both(_ user: String, _ call: String) -> Step { Step(user: user, routed: call, alone: call) }
+            switch number(9) {
+            case 0...2:
+                let who = isSplit ? "'\(device)'" : maybe("'\(device)'")
+                let tag = quoted(["tag-\(number(3))"])
+                let tags = maybe(tag)
+                return both(
+                    "a_app",
+                    "SELECT tokenkeeper.register(\(known), 'production', \(at), \(who), \(tags), \(maybe("'\(user)'")))"
+                )
+            case 3:
+                let call = "SELECT tokenkeeper.unregister(\(known), 'production', \(at)"
+                return Step(user: "a_app", routed: call + place + ")", alone: call + ")")
+            case 4:
+                let of = number(2) == 0 ? "topic => '\(topic)', " : ""
+                return both("a_app", "SELECT tokenkeeper.unregister(\(of)at => \(at), user_id => '\(user)')")
+            case 5:
+                let tags = "add => \(quoted(["added-\(number(3))"])), remove => \(quoted(["tag-0"]))"
+                let whom = ["device_id => '\(device)'", "user_id => '\(user)'"][number(2)]
+                return both("a_app", "SELECT tokenkeeper.tag('\(topic)', \(whom), \(tags))")
+            case 6: return both("a_app", registrations())
+            case 7:
+                let tokens = (1...12).map { String(format: "%064x", $0) }
+                let (asked, devices) = (quoted(tokens), quoted((0..<12).map { "Device-\($0 / 2)" }))
+                func call(_ arguments: String) -> String {
+                    "SELECT array_agg(s ORDER BY s) FROM tokenkeeper.sendable(\(arguments), '\(topic)') AS s"
+                }
+                return Step(
+                    user: "a_sender", routed: call(isSplit ? "\(asked), \(devices)" : asked), alone: call(asked))
+            default: return result(topic, place)
+            }
+        }
+
+        mutating func registrations() -> String {
+            let rows = (0..<6).map { _ in
+                let topic = Routed.topics[number(Routed.topics.count)]
+                let (token, device) = token(in: topic)
+                let user = "'user-\(number(4))'"
+                return
+                    "('\(token)', '\(topic)', NULL, \(instant()), '\(device)', NULL, \(maybe(user)), \(number(5) == 0))"
+            }
+            return "SELECT tokenkeeper.register(ARRAY[\(rows.joined(separator: ", "))]::tokenkeeper.new_registration[])"
+        }
+
+        mutating func result(_ topic: String, _ place: String) -> Step {
+            let (token, device) = token(in: topic)
+            let stale = moment.addingTimeInterval(Double(700_000 + number(160_000)))
+            let milliseconds = Int64(stale.timeIntervalSince1970) * 1000
+            if number(2) == 0 {
+                let body = #"{"reason":"Unregistered","timestamp":\#(milliseconds)}"#
+                let row = "('\(topic)', '\(token)', '410', '\(body)', NULL, NULL, NULL, '\(device)')"
+                return Step(
+                    user: "a_sender", routed: "SELECT tokenkeeper.report(ARRAY[\(row)]::tokenkeeper.new_result[])",
+                    alone: "SELECT tokenkeeper.report(ARRAY[\(row)]::tokenkeeper.new_result[])")
+            }
+            let call = "SELECT tokenkeeper.report('\(topic)', '\(token)', 410, 'Unregistered', \(milliseconds)"
+            let own = topic == Routed.split ? ", device_id => '\(device)'" : ""
+            return Step(user: "a_sender", routed: call + own + ")", alone: call + ")")
+        }
+    }
+
+    @Test func `a random history through the router ends as in one database`() throws {
+        let routed = try Routed()
+        let alone = try TestCluster.shared.database()
+        var calls = Calls(chance: SeededChance(seed: Seed.next()))
+        for number in 1...(Soak.isWhole ? 5000 : 400) {
+            let step = calls.step()
+            let (left, right) = (
+                try routed.router.psql(step.routed, user: step.user), try alone.psql(step.alone, user: step.user)
+            )
+            #expect(left == right, "step \(number): \(step.routed)")
+            if left != right { break }
+        }
+        let daemons = try (routed.databases + [alone]).map {
+            try $0.daemon(["sweep.interval=off", "drain.poll_idle=50ms"])
+        }
+        for database in routed.databases + [alone] {
+            try eventually("the results are recorded") {
+                try database.psql("SELECT count(*) FROM tokenkeeper.send_result", user: "postgres") == "0"
+            }
+        }
+        let ledger = """
+            SELECT concat_ws('|', t.topic, t.token, t.state, t.registered_at, t.invalidated_at, t.reason, t.device_id, t.tags, t.user_id)
+            FROM tokenkeeper.token AS t
+            """
+        func lines(_ database: TestDatabase) throws -> [String] {
+            try database.psql(ledger, user: "postgres").split(separator: "\n").map(String.init)
+        }
+        let expected = try lines(alone).sorted()
+        #expect(try routed.databases.flatMap(lines).sorted() == expected)
+        #expect(expected.count > 40 && expected.contains { $0.contains("|stale|") }, "\(expected)")
+        // Each is where the map says.
+        for database in routed.databases {
+            for topic in try database.psql("SELECT DISTINCT topic FROM tokenkeeper.token", user: "postgres").split(
+                separator: "\n")
+            where topic != Routed.split {
+                #expect(try routed.database(of: String(topic))?.name == database.name)
+            }
+        }
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    @Test func `a topic that is split needs the device`() throws {
+        let routed = try Routed()
+        let token = String(repeating: "ab", count: 32)
+        for call in [
+            "register('\(token)', '\(Routed.split)')", "unregister('\(token)', '\(Routed.split)')",
+            "tag('\(Routed.split)', token => '\(token)', add => '{x}')",
+        ] {
+            let error = #expect(throws: (any Error).self) {
+                try routed.router.psql("SELECT tokenkeeper.\(call)", user: "a_app")
+            }
+            #expect("\(error as Any)".contains("com.example.giant is split by device: name the device"), "\(call)")
+        }
+        for call in [
+            "is_sendable('\(token)', '\(Routed.split)')", "sendable(ARRAY['\(token)'], '\(Routed.split)')",
+            "report('\(Routed.split)', '\(token)', 200)",
+        ] {
+            #expect(throws: (any Error).self) { try routed.router.psql("SELECT tokenkeeper.\(call)", user: "a_sender") }
+        }
+        // The same device in another spelling.
+        let register = "SELECT tokenkeeper.register('\(token)', '\(Routed.split)', device_id => '%')"
+        for device in ["4F7A3C4B-3B6B-4BD1-9C11-0123456789AB", "4f7a3c4b-3b6b-4bd1-9c11-0123456789ab"] {
+            try routed.router.psql(register.replacingOccurrences(of: "%", with: device), user: "a_app")
+        }
+        let tokens = try routed.databases.map {
+            try $0.psql("SELECT count(*) FROM tokenkeeper.ledger", user: "postgres")
+        }
+        #expect(tokens.sorted() == ["0", "0", "1"])
+        #expect(
+            try routed.router.psql(
+                "SELECT tokenkeeper.tag('\(Routed.split)', token => '\(token)', device_id => '4F7A3C4B-3B6B-4BD1-9C11-0123456789AB', add => '{x}')",
+                user: "a_app") == "1")
+    }
+
+    @Test func `a campaign belongs to the router's login, and one of a split topic is completed by repeating it`()
+        throws
+    {
+        let routed = try Routed()
+        for number in 0..<12 {
+            try routed.router.psql(
+                "SELECT tokenkeeper.register('\(String(format: "%064x", number))', '\(Routed.split)', device_id => 'd\(number)')",
+                user: "a_app")
+        }
+        let enqueue = """
+            tokenkeeper.enqueue_everywhere('{"aps":{"alert":"Hello"}}', '\(Routed.split)', 'key', everyone => true, confirm => true)
+            """
+        #expect(throws: (any Error).self) {
+            try routed.router.psql(
+                "SELECT tokenkeeper.enqueue('{}', '\(Routed.split)', everyone => true)", user: "a_sender")
+        }
+        // One database refuses it at first.
+        try routed.databases[1].psql(
+            "REVOKE EXECUTE ON FUNCTION tokenkeeper.act_for FROM tokenkeeper_sender", user: "owner")
+        #expect(throws: (any Error).self) { try routed.router.psql("SELECT * FROM \(enqueue)", user: "a_sender") }
+        try routed.databases[1].psql(
+            "GRANT EXECUTE ON FUNCTION tokenkeeper.act_for TO tokenkeeper_sender", user: "owner")
+        let first = try routed.router.psql("SELECT * FROM \(enqueue) ORDER BY 1", user: "a_sender")
+        #expect(first.split(separator: "\n").map { $0.prefix { $0 != "|" } } == ["east", "north", "west"])
+        #expect(try routed.router.psql("SELECT * FROM \(enqueue) ORDER BY 1", user: "a_sender") == first)
+        for database in routed.databases {
+            #expect(
+                try database.psql("SELECT string_agg(created_by, ',') FROM tokenkeeper.campaign", user: "postgres")
+                    == "a_sender")
+        }
+        let own = "SELECT count(*) FROM tokenkeeper.campaigns()"
+        #expect(try routed.router.psql(own, user: "a_sender") == "3")
+        let other = "other_\(routed.router.name)"
+        try routed.router.psql("CREATE ROLE \(other) LOGIN IN ROLE tokenkeeper_sender", user: "postgres")
+        defer { _ = try? routed.router.psql("DROP ROLE \(other)", user: "postgres") }
+        #expect(try routed.router.psql(own, user: other) == "0")
+        // In a database, nobody but a router acts for others.
+        let database = routed.databases[0]
+        #expect(
+            try database.psql(
+                "BEGIN; SELECT tokenkeeper.act_for('a_sender'); SELECT count(*) FROM tokenkeeper.campaign_progress; COMMIT",
+                user: other
+            ).hasSuffix("0"))
+    }
+
+    @Test func `a login has the rights of its groups, and none on what is internal`() throws {
+        let routed = try Routed()
+        let refused = [
+            ("a_app", "is_sendable('ab', 't')"), ("a_sender", "register('ab', 't')"), ("a_sender", "all_status()"),
+            ("a_app", "forget_user('u')"), ("a_reader", "forget_user('u')"), ("a_sender", "all_campaigns('a_app')"),
+            ("a_app", "unregister_all('t', 'production', now(), 'u')"), ("a_sender", "report_in('{}')"),
+        ]
+        for (user, call) in refused where !(user == "a_app" && call.hasPrefix("forget")) {
+            let error = #expect(throws: (any Error).self) {
+                try routed.router.psql("SELECT tokenkeeper.\(call)", user: user)
+            }
+            #expect("\(error as Any)".contains("permission denied"), "\(user) \(call)")
+        }
+        #expect(
+            try routed.router.psql(
+                "SELECT string_agg(database, ',' ORDER BY database) FROM tokenkeeper.forget_user('u')", user: "a_app")
+                == "east,north,west")
+        #expect(
+            try routed.router.psql(
+                "SELECT count(status ->> 'queue_depth') FROM tokenkeeper.all_status()", user: "a_reader") == "3")
+        // No function runs code that is found by the path of its caller.
+        #expect(
+            try routed.router.psql(
+                """
+                SELECT string_agg(p.proname, ',') FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace
+                AND (p.proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)) AND p.proname <> 'is_split'
+                """, user: "postgres") == "")
+        #expect(
+            try routed.router.psql(
+                "SELECT count(*) FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL",
+                user: "postgres") == "0")
+    }
+
+    @Test func `it is made anew, and never over a ledger or what others have built`() throws {
+        let routed = try Routed()
+        #expect(try routed.migrate().output == "this database is a router for 3 databases\n")
+        try routed.router.psql("CREATE VIEW mine AS SELECT tokenkeeper.place('t') AS place", user: "postgres")
+        let refused = try routed.migrate()
+        #expect(refused.status == 69 && refused.errors.contains("view public.mine"), "\(refused)")
+        try routed.router.psql("DROP VIEW mine", user: "postgres")
+        let ledger = try ProgramRun(
+            [DaemonProcess.program, "router", "migrate", "--database-url", routed.databases[0].url(user: "postgres")],
+            environment: ["TOKENKEEPER_MAP_FILE": routed.map])
+        #expect(ledger.status == 69 && ledger.errors.contains("this database has a ledger"), "\(ledger)")
+        let printed = try ProgramRun(
+            [DaemonProcess.program, "router", "migrate", "--print"], environment: ["TOKENKEEPER_MAP_FILE": routed.map])
+        #expect(printed.status == 0 && printed.output.hasPrefix("BEGIN;\n") && !printed.output.contains("{owners}"))
+    }
+}
