@@ -368,6 +368,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.push_type_of_topic(text),
     tokenkeeper.push_type_fault(text, text),
     tokenkeeper.aps_fault(jsonb, text),
+    tokenkeeper.live_activity_fault(jsonb),
     tokenkeeper.default_expiration(text, timestamptz),
     tokenkeeper.parsed_payload(json),
     tokenkeeper.payload_fault(json),

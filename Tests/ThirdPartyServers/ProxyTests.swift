@@ -150,7 +150,7 @@ import TokenModel
         }
         let daemon = try DaemonProcess(database.url(), settings: settings, environment: environment)
         try database.psql(
-            "INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), '{\"aps\":{\"alert\":1}}' FROM generate_series(1, 100) AS i"
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 'com.example.app', lpad(to_hex(i), 64, '0'), '{\"aps\":{\"alert\":\"1\"}}' FROM generate_series(1, 100) AS i"
         )
         try eventually("all are answered") {
             try database.psql("SELECT coalesce(sum(results), 0) FROM tokenkeeper.result_stat WHERE status = 200")

@@ -264,8 +264,56 @@ import TokenModel
         ("com.example.app", nil, #"{"aps":"{\"alert\":\"Hi\"}"}"#, "aps is a JSON string, expected an object"),
         (
             "com.example.app", nil, #"{"alert":"Hi"}"#,
-            "payload has no aps, expected alert and content-available within it"
+            "payload has alert or content-available outside aps"
         ),
+        ("com.example.app", nil, #"{"aps":{"sound":"x"},"content-available":1}"#, "content-available outside aps"),
+        (
+            "com.example.app", nil, #"{"notification":{"title":"Hi"}}"#,
+            "payload has no aps, but what another service takes"
+        ),
+        ("com.example.app", nil, #"{"APS":{"alert":"Hi"}}"#, "payload has no aps, but what another service takes"),
+        ("com.example.app", nil, #"{"aps":{"Alert":"Hi"}}"#, "aps has a key that devices ignore"),
+        ("com.example.app", nil, #"{"aps":{"alert":"Hi","mutable_content":1}}"#, "aps has a key that devices ignore"),
+        ("com.example.app", nil, #"{"aps":{"alert":"Hi","badge":"1"}}"#, #"badge is "1", expected a number"#),
+        (
+            "com.example.app", nil, #"{"aps":{"alert":"Hi","interruption-level":"timeSensitive"}}"#,
+            "interruption-level is"
+        ),
+        (
+            "com.example.app", nil, #"{"aps":{"alert":5}}"#,
+            "alert is 5, expected a text, or a dictionary with title or body"
+        ),
+        ("com.example.app", nil, #"{"aps":{"alert":["x"]}}"#, "expected a text, or a dictionary with title or body"),
+        (
+            "com.example.app", nil, #"{"aps":{"alert":{"text":"x"}}}"#,
+            "expected a text, or a dictionary with title or body"
+        ),
+        (
+            "com.example.app", nil,
+            #"{"aps":{"alert":{"loc-key":"GAME"},"mutable-content":1,"interruption-level":"active"}}"#, nil
+        ),
+        ("com.example.app", nil, #"{"aps":{"mutable-content":1}}"#, "aps has no alert, sound or badge"),
+        ("com.example.app", nil, #"{"aps":{"badge":0}}"#, nil),
+        ("com.example.app", "mdm", #"{"mdm":"x"}"#, "expected mdm for com.apple.mgmt.* and only there"),
+        ("com.apple.mgmt.External.1", nil, #"{"mdm":"x"}"#, nil),
+        (
+            "com.apple.mgmt.External.1", nil, #"{"aps":{"alert":"Hi"}}"#,
+            "expected mdm for com.apple.mgmt.* and only there"
+        ),
+        ("com.example.app.push-type.liveactivity", nil, #"{"aps":{"alert":"Hi"}}"#, "event is missing"),
+        (
+            "com.example.app.push-type.liveactivity", nil,
+            #"{"aps":{"event":"update","timestamp":1794000000000,"content-state":{}}}"#, "expected seconds since 1970"
+        ),
+        (
+            "com.example.app.push-type.liveactivity", nil, #"{"aps":{"event":"update","timestamp":1794000000}}"#,
+            "content-state is missing"
+        ),
+        (
+            "com.example.app.push-type.liveactivity", nil,
+            #"{"aps":{"event":"start","timestamp":1794000000,"content-state":{}}}"#, "expected attributes-type"
+        ),
+        ("com.example.app.push-type.liveactivity", nil, #"{"aps":{"event":"end","timestamp":1794000000}}"#, nil),
         ("com.example.app.voip", nil, #"{"alert":"Hi"}"#, nil),
         ("com.example.app", "voip", #"{"aps":{"alert":"x"}}"#, "push_type is voip, expected the topic to end in .voip"),
         ("com.example.app", "liveactivity", "{}", "expected the topic to end in .push-type.liveactivity"),

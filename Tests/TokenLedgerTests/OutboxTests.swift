@@ -183,11 +183,13 @@ import TokenModel
         ("com.example.app", #"{"aps":{"alert":"x"}}"#, "alert"),
         ("com.example.app", #"{"aps":{"content-available":1},"id":7}"#, "background"),
         ("com.example.app", #"{"aps":{"content-available":1,"badge":0}}"#, "alert"),
-        ("com.example.app", #"{"mdm":"x"}"#, "mdm"),
+        ("com.apple.mgmt.External.1", #"{"mdm":"x"}"#, "mdm"),
         ("com.example.app.voip", #"{"aps":{"content-available":1}}"#, "voip"),
         ("com.example.app.complication", "{}", "complication"),
         ("com.example.app.pushkit.fileprovider", "{}", "fileprovider"),
-        ("com.example.app.push-type.liveactivity", "{}", "liveactivity"),
+        (
+            "com.example.app.push-type.liveactivity", #"{"aps":{"event":"end","timestamp":1794000000}}"#, "liveactivity"
+        ),
         ("com.example.app.push-type.widgets", "{}", "widgets"),
         ("com.example.app.push-type.controls", "{}", "controls"),
         ("com.example.app.location-query", "{}", "location"), ("com.example.app.voip-ptt", "{}", "pushtotalk"),
@@ -533,7 +535,7 @@ import TokenModel
         try register(1...2)
         try queue()
         try database.psql(
-            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":1}}')"
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.other', 'aa', '{\"aps\":{\"alert\":\"1\"}}')"
         )
         var daemon = try database.connect(user: "a_daemon")
         for (reason, result) in [("a mistake", "t"), ("again", "f")] {
@@ -570,7 +572,7 @@ import TokenModel
         #expect(
             try database.psql("SELECT error FROM tokenkeeper.failed_send ORDER BY failed_id")
                 == "it was interrupted while it was being sent, and its expiration allows only one attempt\n"
-                + "it was interrupted twice while it was being sent; it may have been delivered")
+                + "it was interrupted twice while it was being sent; it may have been delivered: no answer")
     }
 
     @Test func `only some of many requests for one token are claimed at a time, and the others block nobody`() throws {
@@ -717,7 +719,7 @@ import TokenModel
         _ = try finish(claimed.map { RequestEnding(number: $0.number, fate: .failed("x")) })
         try database.psql("SELECT tokenkeeper.unregister('\(Self.token(1))', 'com.example.app')")
         try database.psql(
-            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.app', upper('\(Self.token(1))'), '{\"aps\":{\"alert\":1}}')"
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.app', upper('\(Self.token(1))'), '{\"aps\":{\"alert\":\"1\"}}')"
         )
         #expect(try claim(2).count == 1)
         try queue(payload: #"{"aps":{"alert":"more"}}"#)

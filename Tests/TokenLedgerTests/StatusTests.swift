@@ -114,7 +114,7 @@ import Testing
             try database.psql(
                 """
                 INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
-                SELECT '\(topic)', lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}', clock_timestamp() - interval '\(dueAgo)'
+                SELECT '\(topic)', lpad(to_hex(i), 8, '0'), '{"aps":{"alert":"1"}}', clock_timestamp() - interval '\(dueAgo)'
                 FROM generate_series(1, \(requests)) AS i
                 """)
         }

@@ -19,7 +19,8 @@ BEGIN
         u.alert_counted, u.size_fault IS NOT NULL, l.state, l.reason, l.invalidated_at,
         CASE WHEN u.is_forgotten THEN NULL
              WHEN u.size_fault IS NOT NULL THEN u.size_fault
-             WHEN u.interruptions >= 2 THEN 'it was interrupted twice while it was being sent; it may have been delivered'
+             WHEN u.interruptions >= 2
+                 THEN 'it was interrupted twice while it was being sent; it may have been delivered' || coalesce(': ' || left(u.last_error, 500), '')
              WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
                  THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
              WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing') || ', expected 1 to 512 bytes in hex'
@@ -35,7 +36,7 @@ BEGIN
                coalesce(d.expiration, c.expiration, tokenkeeper.default_expiration(k.kind, coalesce(
                    d.first_sent_at, CASE WHEN NOT d.deferred THEN d.scheduled_at END, d.queued_at))) AS expiration,
                coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
-               coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, d.campaign_id, d.alert_counted,
+               coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, d.last_error, d.campaign_id, d.alert_counted,
                tokenkeeper.token_key(d.token) AS key,
                k.kind, p.body,
                -- A stored size of 65,536 bytes is at most 16 MiB.

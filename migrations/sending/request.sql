@@ -96,11 +96,38 @@ RETURN CASE
         OR (aps -> 'content-available' IN ('0', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['alert', 'sound', 'badge'])
         THEN 'content-available is ' || left((aps -> 'content-available')::text, 20) || ', expected 1: devices ignore anything else'
     WHEN aps ?| ARRAY['content_available', 'contentAvailable'] THEN 'aps has no content-available, but a similar key: expected content-available'
+    WHEN aps ?| ARRAY['Alert', 'Badge', 'Sound', 'mutable_content', 'mutableContent', 'thread_id', 'threadId', 'interruption_level', 'interruptionLevel',
+                      'relevance_score', 'relevanceScore', 'target_content_id', 'targetContentId', 'filter_criteria', 'filterCriteria']
+        THEN 'aps has a key that devices ignore: expected lower case and hyphens, such as alert, mutable-content or thread-id'
+    WHEN jsonb_typeof(aps -> 'badge') NOT IN ('number', 'null') THEN 'badge is ' || left((aps -> 'badge')::text, 20) || ', expected a number: devices ignore anything else'
+    WHEN aps -> 'interruption-level' NOT IN ('"passive"', '"active"', '"time-sensitive"', '"critical"')
+        THEN 'interruption-level is ' || left((aps -> 'interruption-level')::text, 20) || ', expected passive, active, time-sensitive or critical'
+    WHEN jsonb_typeof(aps -> 'alert') IN ('number', 'boolean', 'array') AND aps -> 'alert' NOT IN ('[]', 'false')
+        OR jsonb_typeof(aps -> 'alert') = 'object' AND aps -> 'alert' <> '{}'
+            AND NOT aps -> 'alert' ?| ARRAY['title', 'subtitle', 'body', 'title-loc-key', 'subtitle-loc-key', 'loc-key']
+        THEN 'alert is ' || left((aps -> 'alert')::text, 40) || ', expected a text, or a dictionary with title or body: devices would show nothing'
+    WHEN push_type COLLATE "C" = 'alert' AND aps <> '{}' AND NOT aps ?| ARRAY['alert', 'sound', 'badge', 'content-available']
+        THEN 'aps has no alert, sound or badge: devices would show nothing'
     WHEN push_type COLLATE "C" = 'alert' AND aps -> 'alert' IN ('null', '""', '{}', '[]', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge']
         THEN 'alert is ' || (aps -> 'alert')::text || ', expected a text or a dictionary: devices would show nothing'
 END;
 COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb, text) IS
     'Why devices would do nothing with what a payload has under aps: what was found and what was expected; null if nothing is wrong. APNs accepts such pushes.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.live_activity_fault(aps jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN (jsonb_typeof(aps) = 'object') IS NOT TRUE THEN 'payload has no aps, expected timestamp, event and content-state within it'
+    WHEN (aps -> 'event' IN ('"start"', '"update"', '"end"')) IS NOT TRUE
+        THEN 'event is ' || coalesce(left((aps -> 'event')::text, 20), 'missing') || ', expected start, update or end: devices would ignore the push'
+    WHEN (jsonb_typeof(aps -> 'timestamp') = 'number' AND aps -> 'timestamp' < '100000000000') IS NOT TRUE
+        THEN 'timestamp is ' || coalesce(left((aps -> 'timestamp')::text, 20), 'missing') || ', expected seconds since 1970: devices would ignore the push'
+    WHEN aps -> 'event' <> '"end"' AND NOT aps ? 'content-state' THEN 'content-state is missing: devices would ignore the push'
+    WHEN aps -> 'event' = '"start"' AND NOT aps ?& ARRAY['attributes-type', 'attributes'] THEN 'event is start, expected attributes-type and attributes, too'
+END;
+COMMENT ON FUNCTION tokenkeeper.live_activity_fault(jsonb) IS
+    'Why devices would ignore what a Live Activity gets under aps; null if nothing is wrong. Source: Apple, "Starting and updating Live Activities with ActivityKit '
+    'push notifications".';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_fault(push_type text, topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -112,6 +139,8 @@ RETURN CASE
         THEN 'push_type is ' || push_type || ', expected the topic to end in ' || CASE push_type COLLATE "C"
             WHEN 'fileprovider' THEN '.pushkit.fileprovider' WHEN 'location' THEN '.location-query' WHEN 'pushtotalk' THEN '.voip-ptt'
             WHEN 'voip' THEN '.voip' WHEN 'complication' THEN '.complication' ELSE '.push-type.' || push_type END
+    WHEN (push_type COLLATE "C" = 'mdm') <> (topic COLLATE "C" LIKE 'com.apple.mgmt.%')
+        THEN 'push_type is ' || push_type || ' for the topic ' || topic || ', expected mdm for com.apple.mgmt.* and only there'
 END;
 COMMENT ON FUNCTION tokenkeeper.push_type_fault(text, text) IS
     'Why APNs would refuse a push type for a topic; null if it would not. Source: Apple, "Sending notification requests to APNs".';
@@ -134,8 +163,14 @@ RETURN CASE
     WHEN push_type COLLATE "C" IN ('alert', 'background') AND payload ? 'aps' AND topic COLLATE "C" NOT LIKE 'pass.%'
         AND tokenkeeper.aps_fault(payload -> 'aps', push_type) IS NOT NULL
         THEN tokenkeeper.aps_fault(payload -> 'aps', push_type)
-    WHEN push_type COLLATE "C" IN ('alert', 'background') AND NOT payload ? 'aps' AND payload ?| ARRAY['alert', 'content-available'] AND topic COLLATE "C" NOT LIKE 'pass.%'
-        THEN 'payload has no aps, expected alert and content-available within it: devices would show nothing'
+    WHEN push_type COLLATE "C" IN ('alert', 'background') AND topic COLLATE "C" NOT LIKE 'pass.%' AND (
+            NOT payload ? 'aps' AND payload ?| ARRAY['alert', 'content-available']
+            OR payload ? 'content-available' AND NOT payload -> 'aps' ? 'content-available')
+        THEN 'payload has alert or content-available outside aps, expected them within it: devices would show nothing'
+    WHEN push_type COLLATE "C" IN ('alert', 'background') AND NOT payload ? 'aps' AND payload ?| ARRAY['APS', 'Aps', 'apns', 'APNS', 'notification', 'GCM']
+        THEN 'payload has no aps, but what another service takes: expected what APNs gets, {"aps":{"alert":...}}'
+    WHEN push_type COLLATE "C" = 'liveactivity' AND tokenkeeper.live_activity_fault(payload -> 'aps') IS NOT NULL
+        THEN tokenkeeper.live_activity_fault(payload -> 'aps')
     -- A Wallet pass is updated by an empty push.
     WHEN push_type COLLATE "C" = 'background' AND topic COLLATE "C" NOT LIKE 'pass.%' AND NOT tokenkeeper.is_background_push(payload)
         THEN 'push_type is background, expected a payload with content-available 1 and no alert, sound or badge'

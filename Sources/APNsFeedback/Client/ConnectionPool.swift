@@ -43,6 +43,8 @@ struct ConnectionPool {
     /// The number of connections that were ever open.
     private(set) var opened = 0
     private var begun = 0
+    /// How many streams a new connection begins with: see `ConnectionState.window`.
+    private var window = ConnectionState.mostStreamsEver
     /// What the server last blamed the sender for; nil if it never did.
     private(set) var fault: PushFault?
 
@@ -80,8 +82,9 @@ struct ConnectionPool {
         if isStopping { return nil }
         guard !queue.isEmpty else { return isAllowed && needsReplacement(at: now) ? connect(at: now) : nil }
         if let pause = backoff.remaining(at: now), !connections.contains(where: { isOfUse($0, at: now) }) {
+            let others = connections.contains(where: \.hasAnswered)
             for delivery in queue.takeAll() {
-                end(delivery, delivery.endInPause(pause, host: server.host))
+                end(delivery, delivery.endInPause(pause, host: server.host, isAlone: others))
             }
             return nil
         }
@@ -115,7 +118,7 @@ struct ConnectionPool {
     private mutating func connect(at now: ContinuousClock.Instant) -> Step {
         begun += 1
         backoff.begin()
-        connections.append(ConnectionState(begun, at: now))
+        connections.append(ConnectionState(begun, window: window, at: now))
         return .connect(begun)
     }
 
@@ -242,6 +245,8 @@ struct ConnectionPool {
         if connections[place].phase == .open, connections[place].hasAnswered {
             backoff.earn(atMost: limits.connections)
         }
+        // It may come again: the next ones begin where this one was.
+        if connections[place].phase == .open { window = max(window, connections[place].window) }
         connections[place].drain()
     }
 
@@ -256,10 +261,17 @@ struct ConnectionPool {
     ) {
         drain(number)
         guard let place = place(of: number) else { return }
+        if connections[place].unanswered > 1 { window = connections[place].windowAfterLoss }
         let endings = connections[place].lost(kind, message)
         let gone = connections.remove(at: place)
-        if !gone.hasAnswered { backoff.wasFruitless(number, at: now) }
+        let isAsIfNotMade = !gone.hasSpoken && !endings.isEmpty
+        if !gone.hasAnswered, !isAsIfNotMade { backoff.wasFruitless(number, at: now) }
         for ending in endings { take(ending, of: number, at: now) }
+        if isAsIfNotMade {
+            let kind = kind == .connectionLost ? PushFailure.Kind.connect : kind
+            couldNotConnect(
+                number, kind, "the server has closed the connection before it spoke HTTP/2: \(message)", at: now)
+        }
     }
 
     private mutating func closeIfDone(_ number: Int, at now: ContinuousClock.Instant) {

@@ -84,10 +84,17 @@ struct ConnectionState {
     /// from which another connection can take them.
     static let mostUnwritten = 128 << 10
     /// APNs allows 1000.
-    private static let mostStreamsEver = 1000
+    static let mostStreamsEver = 1000
+    /// How many streams it may have now: few after a connection was lost with requests unanswered, and twice as many each time that ten times
+    /// their number were answered. A server that loses its connections then loses few requests.
+    private(set) var window: Int
+    private var answersInWindow = 0
+    /// With how many streams the next connection begins: ten after the first loss, half as many after more, and two at least.
+    var windowAfterLoss: Int { max(min(window / 2, 10), 2) }
 
-    init(_ number: Int, at now: ContinuousClock.Instant) {
+    init(_ number: Int, window: Int = ConnectionState.mostStreamsEver, at now: ContinuousClock.Instant) {
         self.number = number
+        self.window = window
         quiet = Silence(at: now)
     }
 
@@ -95,7 +102,7 @@ struct ConnectionState {
 
     /// How many streams may be open. Until the server has accepted the sender, APNs allows one. After a refusal, too, one request at a
     /// time tests whether the server accepts requests again.
-    private var limit: Int { min(mostStreams ?? 1, isProven ? Self.mostStreamsEver : 1) }
+    private var limit: Int { min(mostStreams ?? 1, isProven ? window : 1) }
 
     func isResting(at now: ContinuousClock.Instant) -> Bool { restsUntil.map { $0 > now } ?? false }
 
@@ -180,9 +187,9 @@ struct ConnectionState {
         }
         // Another connection may reach another server, or go past whatever answers in its place.
         let isError =
-            answer.status >= 500 || [403, 404, 405].contains(answer.status)
-            || ["IdleTimeout", "TooManyProviderTokenUpdates"].contains(reason)
-            || (answer.status != 200 && !Interpretation.isOfAPNs(answer))
+            answer.status != 200
+            && ([.sender, .idle, .server].contains(Reason(status: answer.status, reason))
+                || reason == "Forbidden" || !Interpretation.isOfAPNs(answer))
         countSend(stream, at: now, time)
         let taken = take(stream)
         // After Shutdown, the server takes no more. A request that comes again should find another connection.
@@ -197,6 +204,9 @@ struct ConnectionState {
     private mutating func answered(at now: ContinuousClock.Instant) {
         hasAnswered = true
         quiet.answered(at: now)
+        if window == Self.mostStreamsEver { return }
+        answersInWindow += 1
+        if answersInWindow >= window * 10 { (window, answersInWindow) = (min(window * 2, Self.mostStreamsEver), 0) }
     }
 
     /// After these reasons, APNs has not accepted the sender. Apple, "Handling notification responses from APNs".
@@ -233,14 +243,24 @@ struct ConnectionState {
         if self.goAway == nil || goAway.code != HTTP2Error.noError || goAway.text != nil { self.goAway = goAway }
     }
 
+    /// Whether the server has spoken HTTP/2. Its first frame is SETTINGS (RFC 9113, 3.4). Without it, no server has processed a request: a firewall has
+    /// ended the connection, or the server has refused the client's certificate, which TLS 1.3 says after the handshake.
+    var hasSpoken: Bool { mostStreams != nil }
+
+    /// How many requests were sent and not answered.
+    var unanswered: Int { streams.values.count { $0.delivery != nil && $0.writtenAt != nil } }
+
     /// The connection is gone.
     mutating func lost(_ kind: PushFailure.Kind, _ message: String) -> [Ending] {
         phase = .draining
         return streams.keys.sorted().compactMap { stream in
             let wasWritten = streams[stream]?.writtenAt != nil
-            guard let delivery = take(stream) else { return nil }
+            guard var delivery = take(stream) else { return nil }
             streams[stream] = nil
-            return wasWritten ? .turn(delivery, failure(kind, message)) : .refused(delivery)
+            if !wasWritten { return .refused(delivery) }
+            if hasSpoken { return .turn(delivery, failure(kind, message)) }
+            delivery.wasRefused(byGoAway: true)
+            return .refused(delivery)
         }
     }
 

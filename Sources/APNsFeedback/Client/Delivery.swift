@@ -79,7 +79,7 @@ struct Delivery: Sendable {
         switch turn {
         case .answer(let answer):
             lastFailure = nil
-            guard answer.status == 403 else { return .ends(.answered(answer)) }
+            if answer.status == 200 { return .ends(.answered(answer)) }
             switch ResponseBody(answer.body).reason {
             case "ExpiredProviderToken":
                 guard !hasRenewed, !isAbandoned, let authorization, renew(authorization) else { break }
@@ -108,7 +108,12 @@ struct Delivery: Sendable {
     }
 
     /// How the request ends while its server is in a pause.
-    func endInPause(_ pause: Duration, host: String) -> PushOutcome.End {
+    ///
+    /// - Parameter isAlone: Whether the server answers other requests, so that a refused stream is about this one.
+    func endInPause(_ pause: Duration, host: String, isAlone: Bool = false) -> PushOutcome.End {
+        if isAlone, refusals > 0 {
+            return failed(.connectionLost, "the server has refused the stream", retryAfter: pause)
+        }
         guard let (kind, message) = lastFailure else {
             return failed(.backingOff, "\(host) could not be reached a moment ago", retryAfter: pause)
         }

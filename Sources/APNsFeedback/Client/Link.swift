@@ -111,13 +111,21 @@ final class Link {
             case .again:
                 mayWrite = false
                 writeWaits = tls.waitsForWriting ? .writing : .reading
-            case .ended(let message): written.lost = Lost(message: message)
+            case .ended(let message): written.lost = Lost(message: reasonToEnd() ?? message)
             }
         }
         if written.lost == nil, session.isOver {
             written.lost = Lost(kind: .protocolError, message: session.lastComplaint ?? "the session has ended")
         }
         return written
+    }
+
+    /// What the server has said before it closed the connection, which a write does not show: a TLS alert, such as that of a refused certificate.
+    private func reasonToEnd() -> String? {
+        var few = [UInt8](repeating: 0, count: 1024)
+        let last = unsafe few.withUnsafeMutableBytes { unsafe tls.receive(into: $0) }
+        if case .ended(let message) = last { return message }
+        return nil
     }
 
     /// The events to wait for.

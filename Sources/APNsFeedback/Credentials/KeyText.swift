@@ -10,7 +10,42 @@ public enum KeyText {
         var text = plain(file).unprotected
         defer { wipe(&text) }
         if let pem = relined(text) { return pem }
-        return looksLikeKey(text) ? PEMBlock.text(label: "PRIVATE KEY", content: SecretBytes(text)) : nil
+        guard looksLikeKey(text) else { return nil }
+        // SEC1 has version 1, and PKCS#8 version 0.
+        let label = version(ofSequence: text) == 1 ? "EC PRIVATE KEY" : "PRIVATE KEY"
+        return PEMBlock.text(label: label, content: SecretBytes(text))
+    }
+
+    /// What a file is that has no PEM; nil for anything else.
+    static func kind(of file: SecretBytes) -> String? {
+        var text = plain(file).unprotected
+        defer { wipe(&text) }
+        func has(_ mark: String) -> Bool { place(of: mark, in: text, from: 0) != nil }
+        if text.starts(with: Array("PK".utf8) + [3, 4]) { return "a zip archive was found: unpack it" }
+        if version(ofSequence: text) == 3 {
+            return "a PKCS#12 file was found: it belongs in certificate_file; as a key"
+        }
+        if text.starts(with: [0x30, 0x82]), text.count > 4, text[4] == 0x30 {
+            return "a certificate was found, expected a private key"
+        }
+        if let first = text.first(where: { $0 > 0x20 }), first == UInt8(ascii: "<"),
+            has("<html") || has("<HTML") || has("<!")
+        {
+            return "a web page was found: the download has failed"
+        }
+        if has("BEGIN%20") || has("BEGIN+") || has("%0A") { return "the text is URL-encoded" }
+        if has("BEGIN "), has("\u{2014}") || has("\u{2013}") {
+            return "a text program has replaced the hyphens around BEGIN and END by dashes"
+        }
+        return nil
+    }
+
+    /// The version with which a DER sequence begins; nil if it is none, or begins otherwise.
+    private static func version(ofSequence bytes: [UInt8]) -> UInt8? {
+        guard bytes.count > 8, bytes[0] == 0x30 else { return nil }
+        let start = bytes[1] < 0x80 ? 2 : 2 + Int(bytes[1] & 0x7f)
+        guard start + 2 < bytes.count, bytes[start] == 2, bytes[start + 1] == 1 else { return nil }
+        return bytes[start + 2]
     }
 
     /// A file as it was before it became UTF-16 or base64, or before its lines were joined by a backslash and an n. Any other file stays as it is.

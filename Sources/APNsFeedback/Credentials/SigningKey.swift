@@ -16,8 +16,16 @@ public final class SigningKey: Sendable {
     public init(p8: SecretBytes) throws(CredentialError) {
         var blocks = PEMBlock.all(in: p8)
         if blocks.isEmpty, let pem = KeyText.pem(in: p8) { blocks = PEMBlock.all(in: pem) }
-        guard let block = blocks.first(where: \.isPrivateKey) else { throw Self.absence(blocks, in: p8) }
+        let own = blocks.filter(\.isPrivateKey)
+        guard let block = own.first else { throw Self.absence(blocks, in: p8) }
         let key = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
+        for block in own.dropFirst() {
+            let other = try ErrorQueue.confined { () throws(CredentialError) in try Self.read(block) }
+            if !key.isSame(as: other) {
+                throw CredentialError(
+                    "\(own.count) private keys were found, expected one: nothing says which of them is meant")
+            }
+        }
         self.key = key
         seal = ErrorQueue.confined { TokenSeal(key) }
     }
@@ -74,7 +82,7 @@ public final class SigningKey: Sendable {
             let size =
                 bytes.count == 0
                 ? "it is empty" : "there is no complete -----BEGIN … to -----END … in its \(bytes.count) bytes"
-            return CredentialError("no PEM was found, \(size): \(wanted)")
+            return CredentialError("\(KeyText.kind(of: bytes) ?? "no PEM was found, \(size)"): \(wanted)")
         }
         if blocks.contains(where: \.isCertificate) {
             return CredentialError(

@@ -6,9 +6,6 @@ public import TokenModel
 ///
 /// Statuses and reasons: Apple, "Handling notification responses from APNs".
 public enum Interpretation {
-    /// The reasons of a 400 that are about the token, and not about the message.
-    static let suspectReasons: Set<String> = ["BadDeviceToken", "DeviceTokenNotForTopic", "ExpiredToken"]
-
     /// Whether APNs has sent this response. It sends `apns-id` with a 200, and a reason in JSON with an error; a reason that this version does not know
     /// is one word, and comes with `apns-id`, too. Anything else comes from a proxy, a gateway or a redirect, and says nothing about the token or the
     /// request.
@@ -72,16 +69,12 @@ public enum Interpretation {
                 if let reason { return .stale(address, at: at, reason: reason) }
             }
             return .suspect(address, at: try sinceAPNs(sentAt), reason: doubt(about: body))
-        case (400, let reason?) where suspectReasons.contains(reason):
-            return .suspect(address, at: try sinceAPNs(sentAt), reason: reason)
-        case (400, "IdleTimeout"):
-            return .transient(reason: "IdleTimeout")
-        case (429, "TooManyProviderTokenUpdates"):
-            return .sendersFault(reason: "TooManyProviderTokenUpdates")
-        case (429, let reason), (500...599, let reason):
-            return .transient(reason: reason)
         case (_, let reason):
-            return .sendersFault(reason: reason)
+            switch Reason(status: status, reason) {
+            case .token: return .suspect(address, at: try sinceAPNs(sentAt), reason: reason ?? Verdict.noReason)
+            case .tooManyOfToken, .idle, .server: return .transient(reason: reason)
+            case .message, .topic, .sender: return .sendersFault(reason: reason)
+            }
         }
     }
 

@@ -72,16 +72,7 @@ struct ResponseBody: Equatable {
 
     private static let knownByLetters = Dictionary(uniqueKeysWithValues: knownReasons.map { ($0.lowercased(), $0) })
 
-    /// Source: Apple, "Handling notification responses from APNs".
-    static let knownReasons: Set<String> = [
-        "BadCollapseId", "BadDeviceToken", "BadExpirationDate", "BadMessageId", "BadPriority", "BadTopic",
-        "DeviceTokenNotForTopic", "DuplicateHeaders", "IdleTimeout", "InvalidPushType", "MissingDeviceToken",
-        "MissingTopic", "PayloadEmpty", "TopicDisallowed", "BadCertificate", "BadCertificateEnvironment",
-        "ExpiredProviderToken", "Forbidden", "InvalidProviderToken", "MissingProviderToken",
-        "UnrelatedKeyIdInToken", "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "BadPath",
-        "MethodNotAllowed", "ExpiredToken", "Unregistered", "PayloadTooLarge", "TooManyProviderTokenUpdates",
-        "TooManyRequests", "InternalServerError", "ServiceUnavailable", "Shutdown",
-    ]
+    static let knownReasons = Set(Reason.table.keys)
 
     private static func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || 0x09...0x0d ~= byte }
 

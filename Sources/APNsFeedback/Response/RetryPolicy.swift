@@ -72,6 +72,8 @@ public struct RetryPolicy: Sendable, Equatable {
     private static let refused = Backoff(from: .seconds(5), to: .seconds(300))
     private static let unreachable = Backoff(from: .seconds(5), to: .seconds(15))
     private static let noResponse = Backoff(from: .seconds(5), to: .seconds(300))
+    /// An interrupted request has one more send. While its server responds to nothing, this send would be lost, too; other requests show when it is back.
+    private static let silent: Duration = .seconds(300)
     private static let idleTimeout = Backoff(from: .seconds(1), to: .seconds(60))
     public static let tooManyRequests = Backoff(from: .seconds(60), to: .seconds(3600))
     /// Apple: a quarter of an hour, then longer. An hour at most: after an outage, the tries that reached nobody count, too. Before that, once at once: libraries found that another connection often helps (pushy#408).
@@ -83,8 +85,10 @@ public struct RetryPolicy: Sendable, Equatable {
     ///   - attempts: How often the request has failed before.
     ///   - firstSentAt: When the request was first tried.
     ///   - now: The time of day, by about the same clock as `firstSentAt`.
+    ///   - isSilent: Whether the server has responded to nothing since the request was sent.
     public func step(
-        after end: PushOutcome.End, of request: PushRequest, attempts: Int, firstSentAt: Instant, now: Instant
+        after end: PushOutcome.End, of request: PushRequest, attempts: Int, firstSentAt: Instant, now: Instant,
+        isSilent: Bool = false
     ) -> Step {
         switch end {
         case .withdrawn: return Step(.returned(nil))
@@ -93,7 +97,9 @@ public struct RetryPolicy: Sendable, Equatable {
             return step(
                 after: answer, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
         case .unanswered(let failure):
-            return step(after: failure, Try(of: request, attempts: attempts, firstSentAt: firstSentAt, now: now))
+            let attempt = Try(
+                of: request, attempts: attempts, firstSentAt: firstSentAt, now: now, isSilent: isSilent)
+            return step(after: failure, attempt)
         }
     }
 
@@ -107,7 +113,10 @@ public struct RetryPolicy: Sendable, Equatable {
         let cannotConnect = [.nameResolution, .connect, .tls].contains(failure.kind)
         let wasStopped = failure.kind == .stopped
         let pause =
-            wasStopped ? .zero : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
+            wasStopped
+            ? .zero
+            : failure.mayHaveArrived && attempt.isSilent
+                ? Self.silent : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
         let blame = wasStopped ? Blame.nobody : cannotConnect ? .unreachable : .server
         // An expiration of 0 allows one delivery. A server that has refused the stream has made none. Once: later, it would come too late.
         var attempt = attempt
@@ -128,6 +137,7 @@ public struct RetryPolicy: Sendable, Equatable {
         var attempts: Int
         var firstSentAt: Instant
         var now: Instant
+        var isSilent = false
     }
 
     private func step(after answer: PushResponse, _ attempt: Try) -> Step {
@@ -140,22 +150,18 @@ public struct RetryPolicy: Sendable, Equatable {
             return Step(.interrupted(pause, words), step.blame)
         }
         let words = "APNs answered \(answer.status) \(body.reason ?? Verdict.noReason)"
-        switch (answer.status, body.reason ?? "") {
-        case (200, _): return Step(.answered)
-        case (410, _): return Step(.answered, .token)
-        case (400, let reason) where Interpretation.suspectReasons.contains(reason): return Step(.answered, .token)
-        case (400, "IdleTimeout"):
-            return Step(again(after: Self.idleTimeout.pause(after: attempt.attempts), words, attempt), .server)
-        case (429, "TooManyProviderTokenUpdates"): return refusal(.sender(words), words, attempt)
-        case (429, _):
+        if answer.status == 200 { return Step(.answered) }
+        if answer.status == 410 { return Step(.answered, .token) }
+        switch Reason(status: answer.status, body.reason) {
+        case .token: return Step(.answered, .token)
+        case .tooManyOfToken:
             return Step(again(after: Self.tooManyRequests.pause(after: attempt.attempts), words, attempt), .token)
-        case (500...599, _): return Step(afterServerError(words, attempt), .server)
-        case (400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (403, "Forbidden"):
-            return refusal(.topic(words), words, attempt)
-        case (400, "MissingDeviceToken"), (400, "DuplicateHeaders"), (403, _), (404, _), (405, _):
-            return refusal(.sender(words), words, attempt)
+        case .idle: return Step(again(after: Self.idleTimeout.pause(after: attempt.attempts), words, attempt), .server)
+        case .server: return Step(afterServerError(words, attempt), .server)
+        case .topic: return refusal(.topic(words), words, attempt)
+        case .sender: return refusal(.sender(words), words, attempt)
         // PayloadTooLarge, BadPriority and others, including new reasons, which Apple adds without notice.
-        default: return Step(.failed(words), .message(words))
+        case .message: return Step(.failed(words), .message(words))
         }
     }
 

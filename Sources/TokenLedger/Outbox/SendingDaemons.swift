@@ -8,23 +8,27 @@ extension Outbox {
     /// - Parameters:
     ///   - credentials: A JSON array of objects with `name`, `kind`, `topics` and, of a certificate, `expires_at`; never a secret.
     ///   - trouble: What keeps requests waiting, one sentence each.
-    public func beat(
+    /// - Returns: The server's time of day.
+    @discardableResult public func beat(
         credentials: String, trouble: [String], on connection: inout Connection
-    ) throws(DatabaseError) {
+    ) throws(DatabaseError) -> Instant {
         try connection.transaction(durable) { connection throws(DatabaseError) in
-            _ = try connection.query(
+            let now = try connection.query(
                 """
                 INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems)
                 VALUES ($1, $2, clock_timestamp(), $3::text::jsonb, $4)
                 ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, credentials = excluded.credentials, problems = excluded.problems,
                     stopped_at = NULL
-                """, [.text(daemonID), .text(processScope), .text(credentials), .texts(trouble)])
+                RETURNING clock_timestamp()
+                """, [.text(daemonID), .text(processScope), .text(credentials), .texts(trouble)]
+            ).value(Instant.self)
             try connection.run(
                 """
                 DELETE FROM tokenkeeper.sending_daemon AS d WHERE d.heartbeat_at < clock_timestamp() - interval '1 day'
                   AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by = d.daemon_id)
                   AND NOT EXISTS (SELECT FROM tokenkeeper.campaign_batch AS b WHERE b.claimed_by = d.daemon_id)
                 """)
+            return now
         }
     }
 

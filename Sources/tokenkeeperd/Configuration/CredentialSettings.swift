@@ -68,7 +68,7 @@ struct CredentialSettings: Equatable, Sendable {
                 ])
                 for other in others.sorted() {
                     problems.add(
-                        "\(place): topics has \(ConfigurationProblems.cut(topic)), and so does credential.\(other): keep one"
+                        "\(place): topics has \(ConfigurationProblems.cut(topic)), and so does credential.\(other): keep one, or set environment in both"
                     )
                 }
                 for environment in credential.environments where holders[environment]?[topic] == nil {

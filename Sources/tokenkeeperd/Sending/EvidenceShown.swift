@@ -41,7 +41,8 @@ extension ResponseEvidence {
                 )
             case (.server(let scope), _): ("APNs returns errors or cannot be reached (", "\(scope)", ")")
             }
-        return WaitingProblem(before, who, "\(after), and requests wait: \(cause.words)\(Self.help(cause.words))")
+        let words = cause.words.isEmpty ? "no connection takes them" : cause.words
+        return WaitingProblem(before, who, "\(after), and requests wait: \(words)\(Self.help(words))")
     }
 
     /// What usually helps after a reason of APNs.

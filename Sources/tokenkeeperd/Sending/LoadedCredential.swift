@@ -12,6 +12,8 @@ struct LoadedCredential: Sendable {
     let kind: String
     /// Nil for a provider token, which is replaced all the time.
     let expiresAt: Instant?
+    /// Those that the certificate names; nil for a provider token.
+    let certificateEnvironments: Set<Environment>?
     /// The files that hold a key or a password.
     let secretFiles: [String]
     /// What tells one reading of the files from another.
@@ -38,6 +40,7 @@ struct LoadedCredential: Sendable {
                     renew: { (try? token.renew(at: .now, refused: $0)) ?? false })
                 kind = "provider token"
                 expiresAt = nil
+                certificateEnvironments = nil
             } else {
                 let certificate = try files.certificate()
                 try Self.check(certificate, against: settings)
@@ -45,6 +48,7 @@ struct LoadedCredential: Sendable {
                 identity = PushIdentity(certificateChainPEM: certificate.chainPEM, keyPEM: certificate.keyPEM)
                 kind = "certificate"
                 expiresAt = certificate.expiresAt
+                certificateEnvironments = certificate.environments
             }
         } catch let error as CredentialError {
             let file = files.path(settings.keyFile ?? settings.certificateFile ?? "")
@@ -73,6 +77,11 @@ struct LoadedCredential: Sendable {
 
     /// A likely mistake, in one sentence; nil if there is none.
     var doubt: String? {
+        let lacking = certificateEnvironments.map { Set(settings.environments).subtracting($0) } ?? []
+        if let other = lacking.first {
+            return
+                "credential.\(settings.name): the certificate is not for \(other.rawValue): set environment, or APNs refuses what is sent there"
+        }
         guard let name = settings.keyFile?.split(separator: "/").last, name.hasPrefix("AuthKey_"), name.hasSuffix(".p8")
         else { return nil }
         let identifier = name.dropFirst(8).dropLast(3)

@@ -39,6 +39,7 @@ struct SendPipeline {
     var summary: SendSummary
     private let metrics: SendMetrics
     var faults = SenderFaults()
+    var databaseClock = SendState.DatabaseClock()
     var clock = ClockWatch()
     var otherEnvironment = OtherEnvironment()
     let choice: CredentialChoice
@@ -163,13 +164,13 @@ struct SendPipeline {
             if let token = sender.credential.loaded?.token { judge(token, by: outcomes) }
             for outcome in outcomes { tryOtherEnvironment(after: outcome) }
             metrics.record(outcomes)
-            perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: .now))
+            perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: databaseClock.now))
         }
         metrics.publish(state.counts)
         // Before anything is written: that may take long.
         try recall(outbox, on: &connection)
         perform(state.handOver())
-        perform(state.release(at: .now))
+        perform(state.release(at: databaseClock.now))
         state.retryLocked(at: .now)
         var hasWritten = false
         do throws(DatabaseError) {

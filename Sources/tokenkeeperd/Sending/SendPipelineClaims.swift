@@ -42,7 +42,7 @@ extension SendPipeline {
             }
         }
         // Sends what has become due meanwhile, so that it does not count as late.
-        perform(state.release(at: .now))
+        perform(state.release(at: databaseClock.now))
         let turns = state.turns(at: now)
         let call = Call(backgroundPerHour: backgroundPerHour, now: now, outbox: outbox)
         var hasAny = false
@@ -69,7 +69,7 @@ extension SendPipeline {
             do throws(DatabaseError) {
                 let claims = try call.outbox.claim(asked, backgroundPerHour: call.backgroundPerHour, on: &connection)
                 for (turn, claim) in zip(group, claims) where take(claim, of: turn, at: call.now) { hasAny = true }
-                perform(state.release(at: .now))
+                perform(state.release(at: databaseClock.now))
                 return hasAny
             } catch {
                 // One of them keeps the others waiting. Each on its own shows which.
@@ -87,7 +87,7 @@ extension SendPipeline {
                 if error.remedy == .retry { progress.lockWaits += 1 }
                 state.failed(turn.source, "\(error)", isPassing: error.remedy == .retry, at: call.now)
             }
-            perform(state.release(at: .now))
+            perform(state.release(at: databaseClock.now))
         }
         return hasAny
     }

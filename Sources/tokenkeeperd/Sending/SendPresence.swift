@@ -42,7 +42,8 @@ struct SendPresence {
         }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
-            try outbox.beat(credentials: pipeline.credentials, trouble: problems, on: &connection)
+            pipeline.databaseClock.note(
+                try outbox.beat(credentials: pipeline.credentials, trouble: problems, on: &connection), at: .now)
         }
         if isDue(sharedAt, every: timing.heartbeat) {
             sharedAt = .now

@@ -76,6 +76,21 @@ struct SendState {
         static var now: Moment { Moment(clock: .now, timeOfDay: .now) }
     }
 
+    /// The time of day of the database, which notes when a request was first sent, and for which expirations are meant. This machine's clock may be wrong.
+    struct DatabaseClock: Sendable {
+        private var known: (time: Instant, at: ContinuousClock.Instant)?
+
+        /// - Parameter at: When the time was read.
+        mutating func note(_ time: Instant, at: ContinuousClock.Instant) { known = (time, at) }
+
+        var now: Moment {
+            guard let known else { return .now }
+            let clock = ContinuousClock.now
+            return Moment(
+                clock: clock, timeOfDay: known.time.advanced(byMicroseconds: known.at.duration(to: clock).microseconds))
+        }
+    }
+
     /// Whether nothing is claimed and everything is written.
     var isEmpty: Bool { servers.values.allSatisfy(\.requests.isEmpty) && paced.isEmpty && unwritten.isEmpty }
 
@@ -146,12 +161,16 @@ struct SendState {
             guard let claimed = servers[scope]?.requests.inFlight(address) else { continue }
             var step = policy.step(
                 after: outcome.end, of: claimed.request, attempts: claimed.attempts, firstSentAt: claimed.firstSentAt,
-                now: now.timeOfDay)
+                now: now.timeOfDay, isSilent: servers[scope]?.silence != nil)
             let trial = evidence.trial(of: address, in: scope)
             let age = now.timeOfDay.microseconds - claimed.firstSentAt.microseconds
             let finding = evidence.note(
                 step, of: claimed, in: scope, trial: trial, age: .microseconds(age), at: now.clock)
             step.fate = finding.fate
+            // It is the sender or the topic that pauses here. Another daemon may be able to send it.
+            if step.blame.isRefusal, isOnTrial(address.scope), case .later(let pause, let words) = step.fate {
+                step.fate = .later(min(pause, Trial.othersWait), words)
+            }
             unwritten.add(RequestEnding(of: claimed, outcome, step))
             counts.add(outcome, step.fate, in: scope)
             servers[scope]?.note(outcome.end)

@@ -166,7 +166,9 @@ extension SendState {
     ) -> [ClaimedRequest] {
         let scope = turn.scope
         // A token's earlier request may still be in flight from before the pause.
+        // One that was interrupted has only one more send.
         let candidates = claimed.filter { servers[scope]?.requests.holds($0.request.address) != true }
+            .sorted { $0.attempts < $1.attempts }
         let chosen = evidence.chooseTrial(from: candidates, of: subject)
         // A campaign's batch stays together. The next trial chooses from another part of it.
         unwritten.giveBack(

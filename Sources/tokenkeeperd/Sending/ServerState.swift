@@ -45,11 +45,22 @@ struct ServerState {
     }
 
     private static func help(_ failure: PushFailure) -> String? {
-        switch failure.kind {
+        func says(_ words: String...) -> Bool { words.contains { failure.message.contains($0) } }
+        let isNotMade = [.connect, .tls].contains(failure.kind)
+        if isNotMade, says("certificate is not yet valid", "certificate has expired") {
+            return "check the clock of this machine"
+        }
+        if isNotMade, says("Too many open files") { return "raise LimitNOFILE of the service" }
+        if isNotMade, says("error setting certificate file") { return "check send.ca_file" }
+        // TLS 1.3 tells a client only after the handshake that its certificate is refused.
+        if [.connect, .connectionLost].contains(failure.kind), says(" alert ") {
+            return "check the credential, and any proxy that decrypts TLS"
+        }
+        return switch failure.kind {
         case .nameResolution: "check the DNS of this machine, and send.production_server and send.sandbox_server"
+        case .connect where says("through the proxy"): "check send.proxy, and whether the proxy allows CONNECT to APNs"
         case .connect: "allow TCP connections to APNs (port 443) in the firewall, or set send.proxy"
-        case .tls
-        where ["certificate problem", "verify locations", "issuer"].contains { failure.message.contains($0) }:
+        case .tls where says("certificate problem", "verify locations", "issuer"):
             "install the package ca-certificates, or set send.ca_file"
         case .tls: "check the credential, and any proxy that decrypts TLS"
         case .timeout, .connectionLost, .protocolError, .identity, .backingOff, .stopped, .other: nil

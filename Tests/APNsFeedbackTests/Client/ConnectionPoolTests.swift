@@ -116,6 +116,47 @@ private struct Stage {
         #expect(stage.streams[1]?.count == 50 && stage.connecting == [])
     }
 
+    /// A firewall, or a refused client certificate, which TLS 1.3 says after the handshake.
+    @Test func `a connection that ends before SETTINGS has processed nothing`() {
+        var stage = Stage()
+        stage.add(1...5)
+        stage.connect(mostStreams: nil)
+        stage.write([1], 1)
+        stage.pool.lost(1, .connectionLost, "alert certificate expired", at: stage.now)
+        stage.work()
+        let failures = stage.outcomes.compactMap { outcome in
+            if case .unanswered(let failure) = outcome.end { failure } else { nil }
+        }
+        #expect(failures.count == 5 && stage.outcomes.allSatisfy { $0.sends == 0 && $0.sentAt == nil })
+        #expect(failures.allSatisfy { !$0.mayHaveArrived } && failures.count { $0.kind == .connect } == 1)
+        #expect(failures.contains { $0.message.contains("alert certificate expired") })
+        #expect(failures.count { $0.kind == .backingOff } == 4 && stage.connecting.isEmpty)
+    }
+
+    @Test func `after a loss, connections begin with few streams, and get more with answers`() {
+        var stage = Stage.proven(requests: 900)
+        stage.write((1...200).map { Int32($0) * 2 + 1 }, 1)
+        stage.pool.lost(1, .connectionLost, "reset", at: stage.now)
+        stage.streams[1] = nil
+        stage.work()
+        let number = stage.connect()
+        var stream: Int32 = 1
+        func answer(_ count: Int) {
+            for _ in 0..<count {
+                stage.write([stream], number)
+                stage.streams[number]?[stream] = nil
+                stage.answer(stream, number)
+                stream += 2
+            }
+        }
+        answer(1)
+        #expect(stage.streams[number]?.count == 10)
+        answer(99)
+        #expect(stage.streams[number]?.count == 20)
+        answer(200)
+        #expect(stage.streams[number]?.count == 40)
+    }
+
     @Test func `the time of a response counts from the last send`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3, 5], 1)

@@ -104,6 +104,38 @@ import Testing
         #expect(try refusal(workshop.makeKey().dropLast(10)).hasPrefix("no PEM was found"))
     }
 
+    @Test func `what is no key is named`() throws {
+        let pem = String(decoding: try workshop.makeKey(), as: UTF8.self)
+        let found: [(String, String)] = [
+            ("<!DOCTYPE html><html><body>Sign in</body></html>", "a web page was found"),
+            ("PK\u{3}\u{4}abc", "a zip archive was found"),
+            (
+                pem.replacingOccurrences(of: "\n", with: "%0A").replacingOccurrences(of: " ", with: "%20"),
+                "the text is URL-encoded"
+            ),
+            (
+                pem.replacingOccurrences(of: "-----", with: "\u{2014}\u{2014}"),
+                "a text program has replaced the hyphens"
+            ),
+        ]
+        for (text, words) in found { #expect(try refusal(Array(text.utf8)).hasPrefix(words), "\(words)") }
+        try workshop.write(pem.utf8, to: "key.pem")
+        try workshop.run("openssl req -new -x509 -key key.pem -subj /CN=x -days 9 -outform DER -out cert.der")
+        #expect(try refusal(workshop.read("cert.der")).hasPrefix("a certificate was found"))
+        try workshop.run("openssl x509 -inform DER -in cert.der -out cert.pem")
+        try workshop.run("openssl pkcs12 -export -inkey key.pem -in cert.pem -passout pass: -out id.p12")
+        #expect(try refusal(workshop.read("id.p12")).hasPrefix("a PKCS#12 file was found"))
+        try workshop.run("openssl ec -in key.pem -outform DER -out sec1.der")
+        let key = try SigningKey(p8: Array(pem.utf8))
+        #expect(try SigningKey(p8: workshop.read("sec1.der")).isSame(as: key))
+    }
+
+    @Test func `of two keys in a file, none is taken`() throws {
+        let (one, other) = (try workshop.makeKey(), try workshop.makeKey("other"))
+        #expect(try refusal(one + other).hasPrefix("2 private keys were found, expected one"))
+        #expect(throws: Never.self) { try SigningKey(p8: one + one) }
+    }
+
     @Test func `a damaged key is refused`() throws {
         let text = String(decoding: try workshop.makeKey(), as: UTF8.self)
         let lines = text.split(separator: "\n")

@@ -62,9 +62,11 @@ private func error(_ verdict: Verdict) -> String? {
         #expect(verdict(410, body) == .stale(address, at: Instant(microseconds: 1_794_000_000_123_000), reason: reason))
     }
 
-    @Test(arguments: ["BadDeviceToken", "DeviceTokenNotForTopic"])
-    func `a 400 about the token makes it suspect as of the send`(reason: String) {
-        #expect(verdict(400, #"{"reason":"\#(reason)"}"#) == .suspect(address, at: sentAt, reason: reason))
+    @Test(
+        arguments: ["BadDeviceToken", "DeviceTokenNotForTopic", "ExpiredToken", "Unregistered"], [400, 403, 404, 413])
+    func `a reason about the token makes it suspect as of the send, whatever the status`(reason: String, status: Int32)
+    {
+        #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .suspect(address, at: sentAt, reason: reason))
     }
 
     @Test(arguments: [
@@ -77,8 +79,7 @@ private func error(_ verdict: Verdict) -> String? {
         (403, "BadEnvironmentKeyInToken"), (403, "ExpiredProviderToken"), (403, "UnrelatedKeyIdInToken"),
         (404, "BadPath"),
         (405, "MethodNotAllowed"), (413, "PayloadTooLarge"), (429, "TooManyProviderTokenUpdates"),
-        (400, "NeverHeardOf"), (418, "Teapot"),
-        (403, "BadDeviceToken"),
+        (400, "NeverHeardOf"), (418, "Teapot"), (400, "InvalidProviderToken"), (403, "PayloadTooLarge"),
     ])
     func `the sender's faults do not affect the token`(status: Int32, reason: String) {
         #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .sendersFault(reason: reason))
@@ -87,7 +88,7 @@ private func error(_ verdict: Verdict) -> String? {
     @Test(arguments: [
         (400, "IdleTimeout"), (429, "TooManyRequests"), (429, "New"), (500, "InternalServerError"),
         (503, "ServiceUnavailable"),
-        (503, "Shutdown"), (599, "New"),
+        (503, "Shutdown"), (599, "New"), (400, "ServiceUnavailable"), (400, "TooManyRequests"), (500, "BadDeviceToken"),
     ])
     func `transient errors do not affect the token`(status: Int32, reason: String) {
         #expect(verdict(status, #"{"reason":"\#(reason)"}"#) == .transient(reason: reason))

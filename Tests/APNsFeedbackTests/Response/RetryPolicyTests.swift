@@ -41,6 +41,39 @@ import TokenModel
         #expect(step(answered(410, "ExpiredToken")) == .init(.answered, .token))
     }
 
+    @Test func `a known reason decides, whatever the status`() {
+        for status: Int32 in [400, 403, 404, 413] {
+            #expect(step(answered(status, "Unregistered")) == .init(.answered, .token), "\(status)")
+            #expect(step(answered(status, "BadDeviceToken")) == .init(.answered, .token), "\(status)")
+            #expect(step(answered(status, "ServiceUnavailable")).blame == .server, "\(status)")
+            #expect(step(answered(status, "PayloadTooLarge")).blame.words?.contains("PayloadTooLarge") == true)
+            let refused = step(answered(status, "InvalidProviderToken"))
+            #expect(refused.blame.isRefusal)
+            guard case .later = refused.fate else {
+                Issue.record("\(refused)")
+                continue
+            }
+        }
+        #expect(step(answered(400, "TooManyRequests")).blame == .token)
+        // An error of the server says nothing about a token.
+        #expect(step(answered(500, "BadDeviceToken")).blame == .server)
+    }
+
+    @Test func `while the server responds to nothing, an interrupted request waits longer`() {
+        let lost = PushOutcome.End.unanswered(PushFailure(kind: .connectionLost, message: "lost", mayHaveArrived: true))
+        func pause(isSilent: Bool, expiration: Int64? = nil) -> Duration? {
+            let step = policy.step(
+                after: lost, of: Self.request(expiration: expiration), attempts: 0, firstSentAt: Self.now,
+                now: Self.now,
+                isSilent: isSilent)
+            if case .interrupted(let pause, _) = step.fate { return pause }
+            return nil
+        }
+        #expect(pause(isSilent: false).map { $0 <= .seconds(5) } == true)
+        #expect(pause(isSilent: true) == .seconds(300))
+        #expect(pause(isSilent: true, expiration: Self.now.microseconds / 1_000_000 + 30) == .seconds(15))
+    }
+
     @Test(arguments: [(400, "BadTopic"), (400, "MissingTopic"), (400, "TopicDisallowed"), (403, "Forbidden")])
     func `an error that may be of the topic is retried, and is evidence against the topic`(
         status: Int32, reason: String

@@ -136,7 +136,7 @@ struct SendFault: Sendable, CustomTestStringConvertible {
         try stage.database.psql(
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
-            SELECT 't', lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}', '2026-01-02 03:04:05Z' FROM generate_series(1, 17000) AS i
+            SELECT 't', lpad(to_hex(i), 8, '0'), '{"aps":{"alert":"1"}}', '2026-01-02 03:04:05Z' FROM generate_series(1, 17000) AS i
             """)
         try stage.start()
         try eventually("Status: has their number and age") {

@@ -36,7 +36,7 @@ private func problems(_ flags: [String]) -> [String] {
             ])
         #expect(
             problems(Self.key + Self.key.map { $0.replacingOccurrences(of: "main", with: "next") })
-                == ["credential.next: topics has t, and so does credential.main: keep one"])
+                == ["credential.next: topics has t, and so does credential.main: keep one, or set environment in both"])
         #expect(
             problems(Self.key + ["credential.main.certificate_file=b.p12"])
                 == ["credential.main: has key_file and certificate_file, expected one of them"])

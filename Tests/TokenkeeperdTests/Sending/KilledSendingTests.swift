@@ -103,7 +103,7 @@ import Testing
         let bodies: [[UInt8]] = [
             [], Array("{".utf8), Array(#"{"reason":"#.utf8), Array(#"{"reason":7,"timestamp":"x"}"#.utf8),
             Array(#"["reason"]"#.utf8),
-            Array(#"{"reason":"Unregistered","timestamp":1508249865488}"#.utf8),
+            Array(#"{"reason":"SomethingNew","timestamp":1508249865488}"#.utf8),
             Array(#"{"reason":"BadDeviceToken""#.utf8),
             Array(#"{"reason":null}"#.utf8), [0xff, 0xfe, 0, 0x7b], Array(repeating: 0x20, count: 300_000),
             (0..<Int.random(in: 1..<200, using: &chance)).map { _ in UInt8.random(in: 0...255, using: &chance) },

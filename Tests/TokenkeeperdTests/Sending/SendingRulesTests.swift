@@ -85,7 +85,7 @@ import TokenModel
     @Test func `a claimed request is recalled once it is deleted or taken over, or its topic is paused`() throws {
         let database = try TestCluster.shared.database()
         try database.psql(
-            "INSERT INTO tokenkeeper.send_request (topic, environment, token, payload) SELECT t, NULL, 'aa', '{\"aps\":{\"alert\":1}}' FROM unnest('{t,t,t,u}'::text[]) AS t"
+            "INSERT INTO tokenkeeper.send_request (topic, environment, token, payload) SELECT t, NULL, 'aa', '{\"aps\":{\"alert\":\"1\"}}' FROM unnest('{t,t,t,u}'::text[]) AS t"
         )
         var daemon = try database.connect(user: "a_daemon")
         let outbox = Outbox(daemonID: "host/1/1", processScope: "here", lockTimeout: .milliseconds(500))

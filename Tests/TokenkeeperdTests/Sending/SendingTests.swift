@@ -216,7 +216,7 @@ import Testing
                 $$ BEGIN IF NEW.topic = 'com.example.bad' THEN RAISE 'no' USING errcode = '22000'; END IF; RETURN NEW; END $$;
             CREATE TRIGGER refuse BEFORE UPDATE ON tokenkeeper.send_request FOR EACH ROW EXECUTE FUNCTION public.refuse();
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
-            SELECT t, 'aa', '{"aps":{"alert":1}}' FROM unnest(ARRAY['com.example.a', 'com.example.bad', 'com.example.z']) AS t
+            SELECT t, 'aa', '{"aps":{"alert":"1"}}' FROM unnest(ARRAY['com.example.a', 'com.example.bad', 'com.example.z']) AS t
             """, user: "postgres")
         let daemon = try stage.daemon()
         try eventually("the others are sent") { try stage.results(200) == 2 }
@@ -238,7 +238,7 @@ import Testing
         try stage.database.psql(
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
-            SELECT CASE WHEN i <= 4000 THEN 'com.example.app' ELSE 'com.example.other' END, lpad(to_hex(i), 8, '0'), '{"aps":{"alert":1}}'
+            SELECT CASE WHEN i <= 4000 THEN 'com.example.app' ELSE 'com.example.other' END, lpad(to_hex(i), 8, '0'), '{"aps":{"alert":"1"}}'
             FROM generate_series(1, 4010) AS i
             """)
         let daemon = try stage.daemon(["send.max_in_flight=10"])
@@ -559,7 +559,7 @@ import Testing
         // The response to a claim was lost with its connection. Of two requests of one token, another daemon has taken over the
         // second.
         let columns = "(topic, token, payload, claimed_by)"
-        let alert = #"'{"aps":{"alert":1}}'"#
+        let alert = #"'{"aps":{"alert":"1"}}'"#
         try stage.database.psql(
             """
             INSERT INTO tokenkeeper.send_request \(columns)
@@ -645,7 +645,7 @@ import Testing
             ("com.example.app", "aa"), ("com.other.app", "bb"), ("com.other.app.voip", "cc"), ("org.nobody", "dd"),
         ] {
             try stage.database.psql(
-                "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(topic)', '\(token)', '{\"aps\":{\"alert\":1}}')"
+                "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('\(topic)', '\(token)', '{\"aps\":{\"alert\":\"1\"}}')"
             )
         }
         let daemon = try stage.daemon(

@@ -30,6 +30,22 @@ private typealias Decisions = `The sender's decisions`
         #expect(state.claim([5], of: "aa", and: 6, of: "bb") == ["5", "6"], "it responds")
     }
 
+    /// The key of this host may be wrong, and that of another one right.
+    @Test func `what a refused host has tried is due for the others at once`() {
+        var state = TriedState()
+        #expect(state.claim([1], of: "aa") == ["1"])
+        state.end(1, of: "aa", Decisions.response(403, #"{"reason":"InvalidProviderToken"}"#))
+        #expect(state.waits == [1: 1])
+    }
+
+    @Test func `the time of day is that of the database, whatever this machine's clock says`() {
+        var clock = SendState.DatabaseClock()
+        let (time, at) = (Instant(microseconds: 1_700_000_000_000_000), ContinuousClock.now)
+        clock.note(time, at: at)
+        let now = clock.now
+        #expect(now.timeOfDay == time.advanced(byMicroseconds: at.duration(to: now.clock).microseconds))
+    }
+
     @Test func `each trial is of another topic`() {
         let topics = ["a", "b", "c"].map { TopicScope(environment: "production", topic: $0) }
         let main = CredentialScope(credential: "main", environment: "production")
@@ -141,7 +157,7 @@ private struct TriedState {
         let actions = state.take(
             [outcome], of: "main", by: RetryPolicy(retryFor: .seconds(86_400)), at: now)
         for case .logPause(_, let pause, _) in actions { now.clock += pause }
-        _ = written()
+        waits = written()
         look()
     }
 
@@ -149,8 +165,11 @@ private struct TriedState {
     private mutating func written() -> [Int64: Int64] {
         var waits: [Int64: Int64] = [:]
         while let write = state.nextWrite {
-            for case (let number, .returned(.some(let pause))) in write.map({ ($0.number, $0.fate) }) {
-                waits[number] = pause.components.seconds
+            for ending in write {
+                switch ending.fate {
+                case .returned(.some(let pause)), .later(let pause, _): waits[ending.number] = pause.components.seconds
+                default: break
+                }
             }
             state.wrote()
         }
