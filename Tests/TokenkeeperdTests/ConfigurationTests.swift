@@ -142,7 +142,10 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         let credential = "certificate_file = \"a\"\n" + topics
         let shared = problems("[credential.a]\n\(credential)[credential.b]\n\(credential)")
         #expect(shared.count == 21 && shared.last == "and 19980 more" && isShort(shared), "\(shared)")
-        #expect(shared.first == "credential.b: topics has com.example.app1, and so does credential.a: keep one")
+        #expect(
+            shared.first
+                == "credential.b: topics has com.example.app1, and so does credential.a: keep one, or set environment in both"
+        )
     }
 
     @Test func `a variable that names no setting is refused, and other programs' variables are ignored`() {
