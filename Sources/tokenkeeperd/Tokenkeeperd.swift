@@ -30,7 +30,7 @@ struct Tokenkeeperd: ParsableCommand {
         let arguments = Array(CommandLine.arguments.dropFirst())
         do {
             if let fleet = try FleetArguments(arguments) {
-                // What is wrong with it is said once.
+                // One message about a wrong argument, and not one from each database.
                 _ = try parseAsRoot(fleet.command)
                 Signals.unblock()
                 Glibc.exit(try FleetRun(fleet).run())

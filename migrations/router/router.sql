@@ -22,7 +22,7 @@ BEGIN
     ELSIF topic IS NOT NULL THEN
         RAISE EXCEPTION '% is split by device: name the device', topic USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- What is wrong with a call without a topic, any database says.
+    -- Without a topic, any database raises the right error.
     RETURN coalesce(({owners})[1 + (get_byte(digest, 0) * 256 + get_byte(digest, 1)) % 1024], 0);
 END
 $$;

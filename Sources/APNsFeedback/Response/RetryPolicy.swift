@@ -112,11 +112,10 @@ public struct RetryPolicy: Sendable, Equatable {
         }
         let cannotConnect = [.nameResolution, .connect, .tls].contains(failure.kind)
         let wasStopped = failure.kind == .stopped
+        let backoff = cannotConnect ? Self.unreachable : Self.noResponse
+        let isInVain = failure.mayHaveArrived && attempt.isSilent
         let pause =
-            wasStopped
-            ? .zero
-            : failure.mayHaveArrived && attempt.isSilent
-                ? Self.silent : (cannotConnect ? Self.unreachable : Self.noResponse).pause(after: attempt.attempts)
+            wasStopped ? .zero : isInVain ? Self.silent : backoff.pause(after: attempt.attempts)
         let blame = wasStopped ? Blame.nobody : cannotConnect ? .unreachable : .server
         // An expiration of 0 allows one delivery. A server that has refused the stream has made none. Once: later, it would come too late.
         var attempt = attempt

@@ -1,5 +1,6 @@
 internal import ArgumentParser
 internal import TokenLedger
+internal import TokenModel
 
 /// Makes a database a router.
 struct RouterCommand: ParsableCommand {
@@ -26,21 +27,13 @@ struct RouterCommand: ParsableCommand {
         func run() throws {
             Signals.unblock()
             let configuration = try options.load()
-            let script: RouterScript
-            let databases: Int
-            do {
-                let map = try TopicMap(of: configuration)
-                databases = map.databases.count
-                script = try RouterScript(
-                    databases: map.databases, topics: map.topics, split: Array(map.splitByDevice), owners: map.owners)
-            } catch let error as ConfigurationError {
-                for problem in error.problems { ConfigurationOptions.complain(problem) }
-                throw ExitCode(ExitStatus.configuration.rawValue)
-            }
+            let map = try TopicMap(of: configuration)
+            let script = try RouterScript(
+                databases: map.databases, topics: map.topics, split: Array(map.splitByDevice), owners: map.owners)
             if print { return Swift.print("BEGIN;\n\(script.text)\nCOMMIT;") }
             try configuration.withNamedDatabase { connection in
                 try script.apply(on: &connection)
-                Swift.print("this database is a router for \(databases == 1 ? "1 database" : "\(databases) databases")")
+                Swift.print("this database is a router for \(counted(map.databases.count, "database", "databases"))")
             }
         }
     }

@@ -22,13 +22,7 @@ struct ShowMap: ParsableCommand {
     }
 
     func run() throws {
-        let map: TopicMap
-        do {
-            map = try TopicMap(of: try options.read())
-        } catch {
-            for problem in error.problems { ConfigurationOptions.complain(problem) }
-            throw ExitCode(ExitStatus.configuration.rawValue)
-        }
+        let map = try TopicMap(of: try options.read())
         guard let topic else { return print(Self.text(map)) }
         switch map.database(of: topic, device: device) {
         case .to(let name): print(name)

@@ -15,7 +15,7 @@ struct FleetRun {
     }
 
     init(_ arguments: FleetArguments) throws(ConfigurationError) {
-        mapFile = try Self.mapFile(for: arguments.command)
+        mapFile = try TopicMap.file(of: try ConfigurationOptions(of: arguments.command).read())
         let map = try TopicMap(contentsOf: mapFile)
         if let unknown = arguments.names.first(where: { !map.names.contains($0) }) {
             throw ConfigurationError([
@@ -25,14 +25,6 @@ struct FleetRun {
         }
         names = arguments.names.isEmpty ? map.names : Set(arguments.names).sorted()
         (self.map, self.arguments) = (map, arguments)
-    }
-
-    /// The setting, by the options of the command.
-    private static func mapFile(for command: [String]) throws(ConfigurationError) -> String {
-        guard let file = try ConfigurationOptions(of: command).read().values["map.file"]?.value else {
-            throw ConfigurationError(["no map of databases: set map.file, or TOKENKEEPER_MAP_FILE"])
-        }
-        return file
     }
 
     /// - Returns: The exit status: 0 if all databases have answered and nothing was found.

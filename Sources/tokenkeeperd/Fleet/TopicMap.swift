@@ -175,10 +175,15 @@ extension TopicMap {
 
     /// The map that the configuration names.
     init(of configuration: Configuration) throws(ConfigurationError) {
+        try self.init(contentsOf: try Self.file(of: configuration))
+    }
+
+    /// Where the map is.
+    static func file(of configuration: Configuration) throws(ConfigurationError) -> String {
         guard let file = configuration.values["map.file"]?.value else {
             throw ConfigurationError(["no map of databases: set map.file, or TOKENKEEPER_MAP_FILE"])
         }
-        try self.init(contentsOf: file)
+        return file
     }
 
     /// Reads the file.

@@ -30,7 +30,7 @@ private typealias Decisions = `The sender's decisions`
         #expect(state.claim([5], of: "aa", and: 6, of: "bb") == ["5", "6"], "it responds")
     }
 
-    /// The key of this host may be wrong, and that of another one right.
+    /// This host may have a wrong key, and another host the right one.
     @Test func `what a refused host has tried is due for the others at once`() {
         var state = TriedState()
         #expect(state.claim([1], of: "aa") == ["1"])
