@@ -154,16 +154,13 @@ struct ConnectionState {
 
     /// TLS has taken the end of a request.
     mutating func wrote(_ stream: Int32, at now: ContinuousClock.Instant, _ time: Instant) {
-        streams[stream]?.isWhole = true
-        countSend(stream, at: now, time)
+        guard let place = streams.index(forKey: stream) else { return }
+        streams.values[place].isWhole = true
+        unwritten -= streams.values[place].countSend(at: now, time)
     }
 
     /// Whether TLS has taken all of a request.
     func isWhole(_ stream: Int32) -> Bool { streams[stream]?.isWhole ?? true }
-
-    private mutating func countSend(_ stream: Int32, at now: ContinuousClock.Instant, _ time: Instant) {
-        unwritten -= streams[stream]?.countSend(at: now, time) ?? 0
-    }
 
     /// The head of a 200 settles the request, whatever follows. Any other response counts when it is complete.
     mutating func head(_ answer: PushResponse, on stream: Int32, at now: ContinuousClock.Instant, _ time: Instant)
@@ -171,8 +168,9 @@ struct ConnectionState {
     {
         if answer.status == 200 { return self.answer(answer, on: stream, at: now, time) }
         answered(at: now)
-        countSend(stream, at: now, time)
-        streams[stream]?.hasHead = true
+        guard let place = streams.index(forKey: stream) else { return nil }
+        unwritten -= streams.values[place].countSend(at: now, time)
+        streams.values[place].hasHead = true
         return nil
     }
 
@@ -180,24 +178,26 @@ struct ConnectionState {
         -> Ending?
     {
         answered(at: now)
-        let reason = answer.status == 200 ? nil : ResponseBody(answer.body).reason
-        if !Self.tokenReasons.contains(reason ?? "") {
+        let text = answer.status == 200 ? nil : ResponseBody(answer.body).reason
+        let reason = answer.status == 200 ? nil : Reason(status: answer.status, text)
+        if reason != .credential {
             isProven = true
             refusals.reset()
         }
         // Another connection may reach another server, or go past whatever answers in its place.
         let isError =
-            answer.status != 200
-            && ([.sender, .idle, .server].contains(Reason(status: answer.status, reason))
-                || reason == "Forbidden" || !Interpretation.isOfAPNs(answer))
-        countSend(stream, at: now, time)
-        let taken = take(stream)
+            reason.map { [.permission, .credential, .sender, .idle, .server].contains($0) } ?? false
+            || answer.status != 200 && !Interpretation.isOfAPNs(answer)
+        // Each access by the key copies the stream, so a look-up has to do for all.
+        let place = streams.index(forKey: stream)
+        if let place { unwritten -= streams.values[place].countSend(at: now, time) }
+        let taken = place.flatMap { take(at: $0) }
         // After Shutdown, the server takes no more. A request that comes again should find another connection.
-        let weight = reason == "Shutdown" ? Self.mostErrors : taken?.request.mayBeRepeated == false ? 2 : 1
+        let weight = text == "Shutdown" ? Self.mostErrors : taken?.request.mayBeRepeated == false ? 2 : 1
         errorsInARow = isError ? errorsInARow + weight : 0
-        guard var delivery = taken else { return nil }
-        streams[stream]?.settledAt = now
-        if let writtenAt = streams[stream]?.writtenAt { delivery.wasAnswered(after: now - writtenAt) }
+        guard let place, var delivery = taken else { return nil }
+        streams.values[place].settledAt = now
+        if let writtenAt = streams.values[place].writtenAt { delivery.wasAnswered(after: now - writtenAt) }
         return .turn(delivery, .answer(answer))
     }
 
@@ -208,12 +208,6 @@ struct ConnectionState {
         answersInWindow += 1
         if answersInWindow >= window * 10 { (window, answersInWindow) = (min(window * 2, Self.mostStreamsEver), 0) }
     }
-
-    /// After these reasons, APNs has not accepted the sender. Apple, "Handling notification responses from APNs".
-    private static let tokenReasons: Set<String> = [
-        "ExpiredProviderToken", "InvalidProviderToken", "MissingProviderToken", "UnrelatedKeyIdInToken",
-        "BadEnvironmentKeyIdInToken", "BadEnvironmentKeyInToken", "TooManyProviderTokenUpdates",
-    ]
 
     /// A stream has ended.
     mutating func closed(_ stream: Int32, code: UInt32, at now: ContinuousClock.Instant) -> Ending? {
@@ -272,7 +266,11 @@ struct ConnectionState {
 
     /// Takes the request from its stream, which stays open until the server or a reset closes it.
     private mutating func take(_ stream: Int32) -> Delivery? {
-        guard let settled = streams[stream]?.settle() else { return nil }
+        streams.index(forKey: stream).flatMap { take(at: $0) }
+    }
+
+    private mutating func take(at place: Dictionary<Int32, Stream>.Index) -> Delivery? {
+        guard let settled = streams.values[place].settle() else { return nil }
         requests -= 1
         unwritten -= settled.unwritten
         return settled.delivery

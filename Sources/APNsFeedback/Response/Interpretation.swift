@@ -73,7 +73,7 @@ public enum Interpretation {
             switch Reason(status: status, reason) {
             case .token: return .suspect(address, at: try sinceAPNs(sentAt), reason: reason ?? Verdict.noReason)
             case .tooManyOfToken, .idle, .server: return .transient(reason: reason)
-            case .message, .topic, .sender: return .sendersFault(reason: reason)
+            case .message, .topic, .permission, .credential, .sender: return .sendersFault(reason: reason)
             }
         }
     }

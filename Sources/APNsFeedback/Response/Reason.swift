@@ -11,9 +11,13 @@ enum Reason: Equatable {
     case tooManyOfToken
     /// This message.
     case message
-    /// The topic, or what the credential may do with it.
+    /// The topic.
     case topic
-    /// The credential, or what this program sends with each request.
+    /// What the credential may do with the topic.
+    case permission
+    /// The credential, which APNs has not accepted.
+    case credential
+    /// What this program sends with each request.
     case sender
     /// The connection was idle for too long.
     case idle
@@ -25,12 +29,13 @@ enum Reason: Equatable {
         "TooManyRequests": .tooManyOfToken,
         "BadCollapseId": .message, "BadExpirationDate": .message, "BadMessageId": .message, "BadPriority": .message,
         "InvalidPushType": .message, "PayloadEmpty": .message, "PayloadTooLarge": .message,
-        "BadTopic": .topic, "Forbidden": .topic, "MissingTopic": .topic, "TopicDisallowed": .topic,
-        "BadCertificate": .sender, "BadCertificateEnvironment": .sender, "BadEnvironmentKeyIdInToken": .sender,
-        "BadEnvironmentKeyInToken": .sender, "BadPath": .sender, "DuplicateHeaders": .sender,
-        "ExpiredProviderToken": .sender, "InvalidProviderToken": .sender, "MethodNotAllowed": .sender,
-        "MissingDeviceToken": .sender, "MissingProviderToken": .sender, "TooManyProviderTokenUpdates": .sender,
-        "UnrelatedKeyIdInToken": .sender,
+        "BadTopic": .topic, "MissingTopic": .topic, "TopicDisallowed": .topic,
+        "Forbidden": .permission,
+        "BadCertificate": .credential, "BadCertificateEnvironment": .credential,
+        "BadEnvironmentKeyIdInToken": .credential, "BadEnvironmentKeyInToken": .credential,
+        "ExpiredProviderToken": .credential, "InvalidProviderToken": .credential, "MissingProviderToken": .credential,
+        "TooManyProviderTokenUpdates": .credential, "UnrelatedKeyIdInToken": .credential,
+        "BadPath": .sender, "DuplicateHeaders": .sender, "MethodNotAllowed": .sender, "MissingDeviceToken": .sender,
         "IdleTimeout": .idle,
         "InternalServerError": .server, "ServiceUnavailable": .server, "Shutdown": .server,
     ]

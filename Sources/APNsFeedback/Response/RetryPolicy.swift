@@ -110,7 +110,10 @@ public struct RetryPolicy: Sendable, Equatable {
         case .identity: return refusal(.sender(failure.message), failure.message, attempt)
         default: break
         }
-        let cannotConnect = [.nameResolution, .connect, .tls].contains(failure.kind)
+        // A proxy in place of the server may speak HTTP/1.1 only.
+        let cannotConnect =
+            [.nameResolution, .connect, .tls].contains(failure.kind)
+            || failure.kind == .protocolError && !failure.mayHaveArrived
         let wasStopped = failure.kind == .stopped
         let backoff = cannotConnect ? Self.unreachable : Self.noResponse
         let isInVain = failure.mayHaveArrived && attempt.isSilent
@@ -157,8 +160,8 @@ public struct RetryPolicy: Sendable, Equatable {
             return Step(again(after: Self.tooManyRequests.pause(after: attempt.attempts), words, attempt), .token)
         case .idle: return Step(again(after: Self.idleTimeout.pause(after: attempt.attempts), words, attempt), .server)
         case .server: return Step(afterServerError(words, attempt), .server)
-        case .topic: return refusal(.topic(words), words, attempt)
-        case .sender: return refusal(.sender(words), words, attempt)
+        case .topic, .permission: return refusal(.topic(words), words, attempt)
+        case .credential, .sender: return refusal(.sender(words), words, attempt)
         // PayloadTooLarge, BadPriority and others, including new reasons, which Apple adds without notice.
         case .message: return Step(.failed(words), .message(words))
         }

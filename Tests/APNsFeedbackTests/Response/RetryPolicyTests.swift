@@ -171,6 +171,9 @@ import TokenModel
         let unreachable = PushFailure(kind: .connect, message: "nobody there", mayHaveArrived: false)
         #expect(step(.unanswered(unreachable)) == .init(.later(.seconds(5), "nobody there"), .unreachable))
         #expect(step(.unanswered(unreachable), attempts: 9).fate == .later(.seconds(15), "nobody there"))
+        // A proxy that speaks HTTP/1.1 only is in the way for a while, too.
+        let old = PushFailure(kind: .protocolError, message: "no HTTP/2", mayHaveArrived: false)
+        #expect(step(.unanswered(old), attempts: 9) == .init(.later(.seconds(15), "no HTTP/2"), .unreachable))
     }
 
     @Test func `a request that may have been delivered without a response is interrupted, not retried for a day`() {
