@@ -205,7 +205,7 @@ GRANT SELECT (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_d
     ON tokenkeeper.daemon TO tokenkeeper_monitor;
 GRANT SELECT (daemon_id, heartbeat_at, stopped_at, credentials) ON tokenkeeper.sending_daemon TO tokenkeeper_monitor;
 GRANT SELECT (topic_id, environment, topic) ON tokenkeeper.topic TO tokenkeeper_monitor, tokenkeeper_reader, tokenkeeper_operator;
-GRANT SELECT ON tokenkeeper.token_count TO tokenkeeper_monitor;
+GRANT SELECT ON tokenkeeper.token_count TO tokenkeeper_monitor, tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT (environment, topic, tripped, tripped_at, tokens, active, max_tokens, cause) ON tokenkeeper.guard TO tokenkeeper_monitor;
 GRANT SELECT (environment, topic, period, since, newly_stale, active, share, usual_share, history_days, is_wave, wave_since)
     ON tokenkeeper.stale_share TO tokenkeeper_monitor;
@@ -245,6 +245,24 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.forget_device(text),
     tokenkeeper.forget_user(text)
     TO tokenkeeper_operator;
+-- And move a topic to another database, or from one.
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.move_fault(text),
+    tokenkeeper.begin_move(text, text),
+    tokenkeeper.facts_of(text, text, bytea, integer, boolean),
+    tokenkeeper.take_facts(text, text, text, boolean, bytea, bytea, text, text),
+    tokenkeeper.take_policy(text, text, jsonb),
+    tokenkeeper.left_behind(text),
+    tokenkeeper.end_move(text, integer),
+    tokenkeeper.forget_arrival(text, text)
+    TO tokenkeeper_operator;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.moved_rows(text, integer),
+    tokenkeeper.drop_moved_rows(bigint[]),
+    tokenkeeper.take_rows(text, text, text)
+    TO tokenkeeper_operator, tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.moved_row, tokenkeeper.arrival TO tokenkeeper_reader, tokenkeeper_operator;
+GRANT SELECT (moved_to) ON tokenkeeper.topic TO tokenkeeper_monitor, tokenkeeper_reader, tokenkeeper_operator;
 GRANT DELETE ON tokenkeeper.send_request, tokenkeeper.failed_send TO tokenkeeper_operator;
 GRANT INSERT (environment, topic, gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, prune_max_share,
               background_per_hour, max_per_second, alerts_per_day, confirm_share),
@@ -277,6 +295,7 @@ GRANT SELECT ON tokenkeeper.dropped_registration TO tokenkeeper_reader, tokenkee
 GRANT SELECT, DELETE ON tokenkeeper.amended_registration TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.amended_registration TO tokenkeeper_reader, tokenkeeper_operator;
 GRANT SELECT, INSERT ON tokenkeeper.topic TO tokenkeeper_daemon;
+GRANT SELECT, INSERT ON tokenkeeper.moved_row TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.ledger TO tokenkeeper_daemon;
 GRANT INSERT ON tokenkeeper.token_event_log TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.result_count TO tokenkeeper_daemon;
@@ -398,6 +417,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.roll_up_suppression_count(),
     tokenkeeper.note_stale_waves(),
     tokenkeeper.ensure_topic(text, text),
+    tokenkeeper.is_here(text, text),
+    tokenkeeper.raise_moved(text, text),
     tokenkeeper.environment_fault(text),
     tokenkeeper.topic_fault(text),
     tokenkeeper.is_token(text),

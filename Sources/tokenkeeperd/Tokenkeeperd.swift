@@ -21,7 +21,7 @@ struct Tokenkeeperd: ParsableCommand {
             Attach.self,
             BackfillTable.self,
             ListAttachments.self, Detach.self, Withdraw.self, Import.self,
-            CheckConfig.self, Doctor.self, ShowMap.self, RouterCommand.self,
+            CheckConfig.self, Doctor.self, ShowMap.self, MoveCommand.self, RouterCommand.self,
         ],
         defaultSubcommand: nil)
 

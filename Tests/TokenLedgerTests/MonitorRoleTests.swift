@@ -20,7 +20,7 @@ import Testing
           AND has_column_privilege('a_monitor', c.oid, a.attnum, 'SELECT')
         """
 
-    /// A new column that monitoring may read has to be a number or a time, or to be named here. Those are words of ours, or of topics.
+    /// A new column that monitoring may read has to be a number or a time, or to be named here. Those are words of ours, or names of topics and databases.
     @Test func `it reads numbers, times and the names of topics, and no other text`() throws {
         let texts = try database.psql(
             """
@@ -30,7 +30,8 @@ import Testing
             """)
         #expect(
             texts.split(separator: "\n") == [
-                "cause", "credentials", "daemon_id", "environment", "outcome", "period", "reason", "state", "topic",
+                "cause", "credentials", "daemon_id", "environment", "moved_to", "outcome", "period", "reason", "state",
+                "topic",
                 "trigger", "version",
             ])
     }

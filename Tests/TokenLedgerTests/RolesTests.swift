@@ -51,6 +51,7 @@ import Testing
         "SELECT tokenkeeper.ensure_topic('production', 't')", "SELECT tokenkeeper.roll_up_result_count()",
         "SELECT tokenkeeper.prepare_event_months()", "SELECT tokenkeeper.forget_event_month('2000-01-01Z')",
         "SELECT tokenkeeper.record('{}', 0, 0, 0)",
+        "SELECT tokenkeeper.begin_move('t', 'west')", "SELECT tokenkeeper.take_rows('east', 't', '[]')",
         "SELECT FROM tokenkeeper.held_result",
         "SELECT FROM tokenkeeper.guard",
         "SELECT FROM tokenkeeper.reinstatement",
@@ -142,7 +143,7 @@ import Testing
         "SELECT FROM tokenkeeper.send_request", "SELECT FROM tokenkeeper.suppressed_send",
         "SELECT FROM tokenkeeper.failed_send",
         "SELECT FROM tokenkeeper.sending_daemon", "SELECT FROM tokenkeeper.paused_topic",
-        "SELECT FROM tokenkeeper.daemon",
+        "SELECT FROM tokenkeeper.daemon", "SELECT FROM tokenkeeper.token_count",
         "SELECT tokenkeeper.audience_size('t', everyone => true)", "SELECT tokenkeeper.delivery(gen_random_uuid())",
         "SELECT FROM tokenkeeper.campaign_progress", "SELECT FROM tokenkeeper.campaign",
         "SELECT FROM tokenkeeper.campaign_wait", "SELECT tokenkeeper.sending_fault('t', 'production')",
@@ -185,6 +186,7 @@ import Testing
             "SELECT FROM tokenkeeper.held_registration", "SELECT FROM tokenkeeper.rejected_result",
         ],
         "operator": people.union([
+            "SELECT tokenkeeper.begin_move('t', 'west')", "SELECT tokenkeeper.take_rows('east', 't', '[]')",
             "SELECT tokenkeeper.request_sweep()", "DELETE FROM tokenkeeper.rejected_result",
             "SELECT tokenkeeper.reinstate('t', 'production', now(), now())",
             "SELECT tokenkeeper.would_reinstate('t', 'production', now(), now())", "SELECT tokenkeeper.undo_next()",
@@ -203,6 +205,7 @@ import Testing
             "UPDATE tokenkeeper.topic_policy SET background_per_hour = 1",
         ]),
         "daemon": [
+            "SELECT tokenkeeper.take_rows('east', 't', '[]')",
             "SELECT FROM tokenkeeper.provider_token",
             "SELECT FROM tokenkeeper.ledger", "SELECT FROM tokenkeeper.topic", "SELECT FROM tokenkeeper.send_result",
             "SELECT FROM tokenkeeper.token",

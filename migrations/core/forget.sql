@@ -261,12 +261,16 @@ BEGIN
     UPDATE tokenkeeper.operation AS o SET device_id = NULL
     WHERE o.device_id = ANY (devices) AND NOT EXISTS (SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = o.device_id);
     UPDATE tokenkeeper.operation AS o SET device_id = NULL WHERE o.device_id = asked.device_id;
+    DELETE FROM tokenkeeper.moved_row AS m
+    WHERE m.queued_at <= asked.forgotten_at
+      AND tokenkeeper.names_in(ARRAY(SELECT v.value FROM jsonb_each_text(m.content) AS v), m.content ->> 'device_id', m.content ->> 'user_id') && asked.names;
     UPDATE tokenkeeper.sweep_topic AS s SET samples = NULL
     WHERE s.samples && ARRAY(SELECT left(encode(k, 'hex'), 8) FROM unnest(keys) AS k);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_mentions(tokenkeeper.erasure, bytea[], text[]) IS
-    'The part of erase_found that concerns where a token or a device is mentioned: how far a campaign has read, operations, and the samples of a sweep.';
+    'The part of erase_found that concerns where a token or a device is mentioned: how far a campaign has read, operations, rows of topics that have moved, and '
+    'the samples of a sweep.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_from_kept(asked tokenkeeper.erasure, keys bytea[]) RETURNS void
 LANGUAGE plpgsql

@@ -20,14 +20,14 @@ BEGIN
     WHERE s.topic_id = (
             SELECT t.topic_id FROM tokenkeeper.topic AS t
             WHERE t.topic = is_sendable.topic COLLATE "C" AND t.environment = coalesce(is_sendable.environment, 'production') COLLATE "C"
-              AND t.gate IS DISTINCT FROM 'observe')
+              AND CASE WHEN t.moved_to IS NULL THEN t.gate IS DISTINCT FROM 'observe' ELSE tokenkeeper.raise_moved(t.topic, t.moved_to) END)
       AND s.token_key = key;
     RETURN NOT FOUND;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
     'The gate, for one token: false if the token is malformed, or if it is suppressed, unless the topic''s gate only observes. An unknown token is '
-    'sendable. Never raises an error.';
+    'sendable. Raises 55000 for a topic that has moved to another database, and no other error.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -38,7 +38,7 @@ DECLARE
     of_topic integer := (
         SELECT t.topic_id FROM tokenkeeper.topic AS t
         WHERE t.topic = sendable.topic COLLATE "C" AND t.environment = coalesce(sendable.environment, 'production') COLLATE "C"
-          AND t.gate IS DISTINCT FROM 'observe');
+          AND CASE WHEN t.moved_to IS NULL THEN t.gate IS DISTINCT FROM 'observe' ELSE tokenkeeper.raise_moved(t.topic, t.moved_to) END);
 BEGIN
     -- IS NOT TRUE instead of NOT EXISTS, which would become a join. OFFSET 0: each key is computed once.
     RETURN QUERY
@@ -52,4 +52,4 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
     'The gate, for a batch: returns the sendable tokens (if the topic''s gate only observes, all well-formed ones) in the order and spelling given, '
-    'with duplicates. Malformed tokens are left out. Never raises an error. Works on a standby.';
+    'with duplicates. Malformed tokens are left out. Raises 55000 for a topic that has moved to another database, and no other error. Works on a standby.';

@@ -5,7 +5,7 @@
 
 CREATE OR REPLACE FUNCTION tokenkeeper.record(
     reports tokenkeeper.token_report[], guard_allowance bigint, guard_max_share numeric, hold_stale_share numeric,
-    OUT busy integer[], OUT held integer[], OUT changes tokenkeeper.guard_change[])
+    OUT busy integer[], OUT held integer[], OUT changes tokenkeeper.guard_change[], OUT moved integer[])
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -20,6 +20,11 @@ DECLARE
     merged record;
 BEGIN
     reports := tokenkeeper.without(reports, tokenkeeper.forgotten_results(reports));
+    moved := '{}';
+    IF EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.moved_to IS NOT NULL) THEN
+        moved := ARRAY(SELECT r.n FROM unnest(reports) AS r JOIN tokenkeeper.topic AS t ON t.topic_id = r.topic_id WHERE t.moved_to IS NOT NULL);
+        reports := tokenkeeper.without(reports, moved);
+    END IF;
     busy := ARRAY(SELECT r.n FROM unnest(reports) AS r WHERE r.topic_id IS NULL);
     held := '{}';
     changes := '{}';
@@ -39,5 +44,5 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric) IS
     'Records what the results of a batch say about tokens. Returns, by n, those whose token or topic another session has locked (busy): nothing of them was '
-    'recorded; and those that the guard holds: the caller writes them to held_result. Also the guards that have tripped or reset. guard_max_share limits '
+    'recorded; those that the guard holds: the caller writes them to held_result; and those whose topic is in another database now: to moved_row. Also the guards that have tripped or reset. guard_max_share limits '
     'suspects, hold_stale_share 410s; null or 1 is no limit.';

@@ -177,7 +177,9 @@ BEGIN
         tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE moment END,
         user_id = CASE WHEN new_user IS NULL THEN l.user_id ELSE nullif(new_user, '') END,
         user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
-    WHERE l.topic_id = (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env) AND l.token_key = key
+    WHERE l.topic_id = (SELECT t.topic_id FROM tokenkeeper.topic AS t
+                        WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to))
+      AND l.token_key = key
       AND NOT l.suppressed AND NOT l.unresolved AND l.registered_at > '-infinity' AND l.registered_at < moment
       AND (new_device IS NULL OR (new_device = coalesce(l.device_id, '') AND coalesce(l.device_at < moment, true)))
       AND (new_tags IS NULL OR coalesce(l.tags_at < moment, true)) AND (new_user IS NULL OR coalesce(l.user_at < moment, true));
@@ -206,7 +208,7 @@ COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, te
     'user_id is who uses the token, and null tags keep those that are there. A device''s new token takes over its tags. If another session holds a token of '
     'the device, a daemon supersedes it within seconds. '
     'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, a device_id or '
-    'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions.';
+    'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions; 55000 for a topic that has moved to another database.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -272,7 +274,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
     'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do one by one; returns whether each token is '
     'sendable now, in the order given. Tokens are read as by parse_token. Two calls never deadlock with each other. Raises 22023 for the first element that '
-    'register would refuse, with its position from 1, and records nothing then; also for more than 1000 elements.';
+    'register would refuse, with its position from 1, and records nothing then; also for more than 1000 elements. Raises 55000 for a topic that has moved to another database.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
     token text DEFAULT NULL,
@@ -308,7 +310,8 @@ BEGIN
     ELSIF coalesce(tokenkeeper.environment_fault(env), CASE WHEN name IS NOT NULL THEN tokenkeeper.topic_fault(name) END) IS NOT NULL THEN
         RAISE EXCEPTION '%', coalesce(tokenkeeper.environment_fault(env), tokenkeeper.topic_fault(name)) USING ERRCODE = 'invalid_parameter_value';
     ELSIF name IS NOT NULL THEN
-        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
+        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t
+                     WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to));
         IF of_topic IS NULL THEN
             RETURN 0;
         END IF;
@@ -343,4 +346,4 @@ COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) 
     'Records a logout, in the caller''s transaction: the app wants no more pushes to this token. It is suppressed until a later registration. With a user_id, '
     'only if the token is not another user''s by now. Without a token, each token of that user: in all topics and environments, or in the topic given. Returns '
     'how many tokens. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, a user_id that is '
-    'empty or over 512 bytes, or an infinite instant.';
+    'empty or over 512 bytes, or an infinite instant; 55000 for a topic that has moved to another database.';

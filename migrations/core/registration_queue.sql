@@ -168,7 +168,7 @@ DECLARE
     waits integer[];
     again integer;
 BEGIN
-    rows := tokenkeeper.not_forgotten(rows);
+    rows := tokenkeeper.set_moved_aside(tokenkeeper.not_forgotten(rows));
     SELECT * INTO reported FROM tokenkeeper.read_registrations(apply_registrations.rows, receipt);
     IF reported.without_topic IS NOT NULL THEN
         PERFORM tokenkeeper.ensure_topics(array_agg(t.environment), array_agg(t.topic), CASE WHEN total > 1 THEN interval '10 ms' END)

@@ -102,7 +102,8 @@ BEGIN
         RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- An unknown topic has no token.
-    of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env);
+    of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t
+                 WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to));
     IF device IS NOT NULL AND tokenkeeper.has_one_token_per_device(name) AND (
         SELECT count(*) > 20 OR bool_or(l.of_constant) FROM (
             SELECT o.of_constant FROM tokenkeeper.ledger AS o WHERE o.device_id = device AND o.topic_id + 0 = of_topic LIMIT 21) AS l) THEN
@@ -140,4 +141,4 @@ COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]
     'moment, as the tags of a registration do, and the device''s next token takes it over. A token whose tags differ afterwards has the event '
     'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, '
     'not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of '
-    'several dimensions or with over 1000 elements, over 1000 tags of a token, and a device_id that is a constant.';
+    'several dimensions or with over 1000 elements, over 1000 tags of a token, and a device_id that is a constant; 55000 for a topic that has moved to another database.';

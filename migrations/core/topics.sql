@@ -43,6 +43,23 @@ RETURN translate(words, '`', '''');
 COMMENT ON FUNCTION tokenkeeper.without_backticks(text) IS
     'A text that others have chosen, for a message: what stands in backticks there is a command of ours, which people copy. Each backtick becomes a quote.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.raise_moved(topic text, moved_to text) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'topic % has moved to the database %', quote_literal(topic), quote_literal(moved_to)
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'The map of databases leads there: read it again.';
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.raise_moved(text, text) IS 'Internal: raises 55000, and names the database that has the topic now.';
+
+-- The planner inlines it: each registration calls it.
+CREATE OR REPLACE FUNCTION tokenkeeper.is_here(topic text, moved_to text) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN moved_to IS NULL THEN true ELSE tokenkeeper.raise_moved(topic, moved_to) END;
+COMMENT ON FUNCTION tokenkeeper.is_here(text, text) IS 'True. Raises 55000 for a topic that has moved to another database.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -57,7 +74,8 @@ BEGIN
         RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
-        SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+        SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t
+        WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to);
         IF FOUND THEN
             IF current_setting('transaction_isolation') <> 'read committed' THEN
                 -- An older snapshot may show a topic that a sweep has deleted. Then this raises 40001.
@@ -75,7 +93,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
-    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic.';
+    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic, '
+    '55000 for a topic that has moved to another database.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
 LANGUAGE plpgsql STABLE

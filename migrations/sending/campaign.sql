@@ -190,7 +190,7 @@ BEGIN
         IF add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp() THEN
             RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        of_topic := tokenkeeper.known_topic(the_topic, env);
+        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic_id = tokenkeeper.known_topic(the_topic, env) AND tokenkeeper.is_here(t.topic, t.moved_to));
         fault := CASE WHEN add_campaign.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
             of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
         IF fault IS NOT NULL THEN
@@ -289,7 +289,7 @@ COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, t
     'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
     'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
     'topic_policy.confirm_share), for arguments of more than 16 MiB together, and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
-    'read committed; 23505 if another transaction has just used the key or the id: repeat the call. A NOTICE says if no running daemon has a credential for the '
+    'read committed; 55000 for a topic that has moved to another database; 23505 if another transaction has just used the key or the id: repeat the call. A NOTICE says if no running daemon has a credential for the '
     'topic. When expiration has passed, nobody more is addressed, what was '
     'addressed and not sent '
     'ends as failed, and the campaign ends.';

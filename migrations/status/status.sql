@@ -186,6 +186,11 @@ WITH latest AS (
         SELECT count(*) AS tokens FROM (
             SELECT FROM tokenkeeper.ledger AS l WHERE l.device_id = c.device_id AND l.topic_id + 0 = t.topic_id LIMIT 21) AS l) AS n
     WHERE n.tokens >= 8
+), passing AS (
+    SELECT ARRAY[format('rows of topics that have moved to another database have been waiting since %s UTC to be passed on, such as %s: a daemon with map.file and '
+                        'map.database does that', to_char(min(m.queued_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), min(m.topic))] AS words
+    FROM (SELECT r.queued_at, r.topic FROM tokenkeeper.moved_row AS r ORDER BY r.row_id LIMIT 1) AS m
+    HAVING min(m.queued_at) < clock_timestamp() - interval '5 minutes'
 ), locked AS (
     SELECT array_agg(format('daemon %s has been waiting for a lock since %s UTC: %s', d.daemon_id,
                             to_char(d.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), tokenkeeper.without_backticks(d.waiting_for)) ORDER BY d.daemon_id) AS words
@@ -356,6 +361,7 @@ SELECT queue.results AS queue_depth,
            CASE WHEN coalesce(swept.finished_at, latest.started_at) < clock_timestamp() - 2 * latest.sweep_interval - interval '1 minute'
                 THEN 'no sweep has finished within twice its interval' END
        ], NULL) || waves.words || tokenkeeper.loss_warnings() || refused.words || cached.words || crowded.words || unreported.words || locked.words || undoing.words
+           || (SELECT passing.words FROM passing)
            || expiring.words || problematic.words || chores.words || attached.words || stray.words || stuck.new
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'

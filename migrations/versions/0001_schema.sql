@@ -62,12 +62,14 @@ CREATE TABLE tokenkeeper.topic (
     max_per_second       integer CHECK (max_per_second > 0),
     alerts_per_day       integer CHECK (alerts_per_day >= 0),
     confirm_share        numeric CHECK (confirm_share BETWEEN 0 AND 1),
+    moved_to             text COLLATE "C",
     UNIQUE (topic, environment)
 );
 COMMENT ON TABLE tokenkeeper.topic IS
     'Each (environment, topic) that was seen, with the policy for it (see the view topic_policy). Its number saves 40 bytes per token in the ledger. '
     'The sweep deletes a topic once nothing refers to it (see reap_topics), so use a topic_id in the transaction that reads it.';
 COMMENT ON COLUMN tokenkeeper.topic.topic IS 'The apns-topic header as it was sent, such as com.example.app.voip.';
+COMMENT ON COLUMN tokenkeeper.topic.moved_to IS 'The database, by its name in the map, that has this topic now. Null: it is here. See core/move.';
 
 -- The log of operations --------------------------------------------------------------------------------------------
 

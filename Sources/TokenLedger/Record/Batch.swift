@@ -86,6 +86,7 @@ struct Batch: ~Copyable {
         let notKept = try keepRejected(allowance, &counts, on: &connection)
         try keepHeld(sorted.held, on: &connection)
         try setAside(sorted.waiting, on: &connection)
+        try passOn(outcome.moved.sorted(), on: &connection)
         let counted = try counts.record(sorted.counted, on: &connection)
         var recorded = BatchRecord(transitions: outcome.transitions, counts: unread.counts + counted)
         recorded.pass.accepted = unread.accepted
@@ -114,6 +115,9 @@ extension Batch {
                 counted.append(row)
             } else if outcome.waiting.contains(row) {
                 waiting.append(row)
+            } else if outcome.moved.contains(row) {
+                // Counted where it is recorded.
+                continue
             } else if !released.contains(row) {
                 // A released result was counted when it was held.
                 counted.append(row)
@@ -173,6 +177,20 @@ extension Batch {
         }
     }
 
+    /// Keeps results for the database that has their topic now.
+    private func passOn(_ moved: [Int], on connection: inout Connection) throws(DatabaseError) {
+        for part in Self.parts(of: moved.count) {
+            let results = try moved[part].map { row throws(DatabaseError) in try result(row) }
+            let values = Self.values(of: results) + [.bools(moved[part].map(released.contains))]
+            _ = try connection.query(
+                """
+                INSERT INTO tokenkeeper.moved_row (topic, queue, content)
+                SELECT r.topic, 'send_result', to_jsonb(r)
+                FROM unnest(\(Self.placeholders(values.count))) AS r (\(ResultQueue.columns), released)
+                """, values)
+        }
+    }
+
     /// Results are copied a few hundred at a time: memory stays bounded, whatever a batch holds.
     private static func parts(of count: Int) -> [Range<Int>] {
         stride(from: 0, to: count, by: 500).map { $0..<min($0 + 500, count) }
@@ -185,16 +203,24 @@ extension Batch {
         _ results: [SendResult], into table: String, _ columns: [String], _ values: [Parameter],
         on connection: inout Connection
     ) throws(DatabaseError) {
-        let values: [Parameter] =
-            [
-                .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
-                .texts(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
-                .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .int4s(results.map(\.attempts)),
-            ] + values
+        let values = Self.values(of: results) + values
         _ = try connection.query(
             """
             INSERT INTO \(table) (\(ResultQueue.columns), \(columns.joined(separator: ", ")))
-            SELECT * FROM unnest(\((1...values.count).map { "$\($0)" }.joined(separator: ", ")))
+            SELECT * FROM unnest(\(placeholders(values.count)))
             """, values)
+    }
+
+    private static func placeholders(_ count: Int) -> String {
+        (1...count).map { "$\($0)" }.joined(separator: ", ")
+    }
+
+    /// The values of `ResultQueue.columns`.
+    private static func values(of results: [SendResult]) -> [Parameter] {
+        [
+            .texts(results.map(\.environment)), .texts(results.map(\.topic)), .texts(results.map(\.token)),
+            .texts(results.map(\.status)), .texts(results.map(\.body)), .texts(results.map(\.apnsID)),
+            .instants(results.map(\.sentAt)), .instants(results.map(\.queuedAt)), .int4s(results.map(\.attempts)),
+        ]
     }
 }

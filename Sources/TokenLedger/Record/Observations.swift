@@ -15,6 +15,8 @@ struct Observations {
         var held: [Int: HeldResult] = [:]
         /// Results to be retried: another session has locked their token, or is adding their topic.
         var waiting: Set<Int> = []
+        /// Results of topics that are in another database now.
+        var moved: Set<Int> = []
         var transitions: [GuardTransition] = []
     }
 
@@ -57,9 +59,9 @@ struct Observations {
     /// Records everything in the open transaction.
     func record(_ limits: GuardLimits, on connection: inout Connection) throws(DatabaseError) -> Outcome {
         if all.isEmpty { return Outcome() }
-        let (busy, held, changes) = try connection.query(
+        let (busy, held, moved, changes) = try connection.query(
             """
-            SELECT r.busy, r.held, \(GuardTransition.columns)
+            SELECT r.busy, r.held, r.moved, \(GuardTransition.columns)
             FROM tokenkeeper.ensure_topics($1, $2) AS t (ids)
             CROSS JOIN LATERAL tokenkeeper.record(ARRAY(
                 SELECT tokenkeeper.invalidation_of(
@@ -78,12 +80,13 @@ struct Observations {
             ]
         ).one { row throws(DatabaseError) in
             (
-                try row.read([Int32].self), try row.read([Int32].self),
+                try row.read([Int32].self), try row.read([Int32].self), try row.read([Int32].self),
                 (try row.read([Int32].self), try row.read([String].self), try row.read([Bool].self))
             )
         }
         var outcome = Outcome()
         for n in busy { outcome.waiting.insert(all[Int(n) - 1].row) }
+        for n in moved { outcome.moved.insert(all[Int(n) - 1].row) }
         for n in held { hold(all[Int(n) - 1], in: &outcome) }
         outcome.transitions = try GuardTransition.read(changes.0, changes.1, changes.2, on: &connection)
         return outcome

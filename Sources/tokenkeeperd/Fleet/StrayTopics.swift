@@ -11,7 +11,7 @@ enum StrayTopics {
         let map: TopicMap
         do { map = try TopicMap(contentsOf: file) } catch { return error.problems.first }
         guard map.databases[name] != nil else { return "map.database is \(name), which is not in \(file)" }
-        return words(try KnownTopics.all(on: &connection), in: name, map)
+        return words(try KnownTopics.withTokens(on: &connection), in: name, map)
     }
 
     static func words(_ topics: [String], in name: String, _ map: TopicMap) -> String? {

@@ -46,6 +46,7 @@ struct SweepWorker {
         var erasuresAgain = ContinuousClock.now
         var attachments: AttachmentWatch
         var campaigns = CampaignLog()
+        var moved = MovedRows()
         /// The topics that the last sweep refused. The timer's sweeps refuse the same topics every hour, which is logged once.
         var refused: Set<String> = []
         var chores = Chores()
@@ -111,6 +112,10 @@ struct SweepWorker {
         }
         try attempt("log what becomes of campaigns") { state, connection throws(DatabaseError) in
             try state.campaigns.look(on: &connection, worker.logger)
+        }
+        try attempt("pass on rows of topics that have moved") { state, connection throws(DatabaseError) in
+            try state.moved.passOn(
+                from: &connection, worker.configuration, every: worker.timing.chores, worker.logger)
         }
         let undoes = try attempt("undo what was reinstated") { _, connection throws(DatabaseError) in
             try Reinstatement.undo(within: .seconds(1), on: &connection, while: goesOn)

@@ -59,7 +59,7 @@ import Testing
         for database in [east, west] {
             #expect(try database.psql("SELECT count(*) FROM tokenkeeper.paused_topic", user: "postgres") == "1")
         }
-        let json = try run("--all", "status", "--json", "--time-limit=1s", map: map)
+        let json = try run("--all", "status", "--json", "--time-limit=8s", map: map)
         #expect(json.status == 69)
         let lines = try json.output.split(separator: "\n").map {
             try #require(JSONSerialization.jsonObject(with: Data($0.utf8)) as? [String: Any])

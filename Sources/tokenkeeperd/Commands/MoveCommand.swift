@@ -1,0 +1,103 @@
+internal import ArgumentParser
+internal import TokenLedger
+internal import TokenModel
+
+/// Moves a topic, or a bucket of topics, to another database.
+struct MoveCommand: ParsableCommand {
+    static let configuration = CommandConfiguration(
+        commandName: "move",
+        abstract: "Move a topic, or a bucket of topics, to another database of the map.",
+        discussion: """
+            Run it three times. First it copies all tokens, while both databases work. Then change the map on every host, and run it again: \
+            the old database names the new one to all who still call it, and the tokens come once more, with their history. When nothing \
+            comes any more, --end deletes them from the old database. It can be stopped at any time, and goes on where it was. Needs the rights of tokenkeeper_operator in both \
+            databases. A topic with an attached table cannot move.
+            """)
+
+    @OptionGroup var options: ConfigurationOptions
+
+    @Argument(help: "A topic, such as com.example.app, or the number of a bucket.")
+    var what: String
+
+    @Option(help: "The database to which it goes, by its name in the map.")
+    var to: String
+
+    @Option(
+        help:
+            "The database in which it is. Default: the one to which the map leads, or from which it has begun to move.")
+    var from: String?
+
+    @Flag(help: "End it: delete the tokens from the old database.")
+    var end = false
+
+    func run() throws {
+        let stop = ShutdownRequest.bySignal()
+        let configuration = try options.read()
+        let map = try TopicMap(of: configuration)
+        do {
+            var target = try configuration.connect(to: to, of: map)
+            for (topic, name) in try topics(map, configuration, &target) {
+                var source = try configuration.connect(to: name, of: map)
+                let run = MoveRun(TopicMove(topic, from: name, to: to), map, stop.request)
+                let words = try end ? run.end(&source, &target) : run.advance(&source, &target)
+                print(HistoryText.plain(words))
+            }
+        } catch let error as DatabaseError {
+            ConfigurationOptions.complain(error.description)
+            if error.sqlState == "42501" {
+                ConfigurationOptions.complain("this needs the rights of tokenkeeper_operator in both databases")
+            }
+            throw ExitCode(ExitStatus.unavailable.rawValue)
+        } catch let error as SchemaError {
+            ConfigurationOptions.complain(error.description)
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
+        withExtendedLifetime(stop) {}
+    }
+
+    /// The topics to move, each with its database.
+    private func topics(
+        _ map: TopicMap, _ configuration: Configuration, _ target: inout Connection
+    ) throws -> [(topic: String, source: String)] {
+        let bucket = Int(what)
+        if let bucket, !(0..<TopicMap.buckets).contains(bucket) {
+            throw ConfigurationError(["bucket \(bucket): expected 0 to \(TopicMap.buckets - 1)"])
+        }
+        let split = map.splitByDevice.sorted()
+        if bucket == nil ? split.contains(what) : !split.isEmpty {
+            throw ConfigurationError(["\(split.joined(separator: ", ")): a topic that is split by device cannot move"])
+        }
+        let isMeant = { (topic: String) in
+            bucket.map { map.topics[topic] == nil && TopicMap.bucket(of: topic) == $0 } ?? (topic == what)
+        }
+        let arriving = try TopicMove.arriving(on: &target).filter {
+            isMeant($0.topic) && $0.source == from ?? $0.source
+        }
+        let owner = bucket.map { map.owners[$0] } ?? map.holders(of: what).first ?? to
+        guard let source = from ?? (owner == to ? nil : owner), source != to else {
+            if !arriving.isEmpty { return arriving }
+            throw ConfigurationError(["the map leads to \(to) already: name the database in which it is with --from"])
+        }
+        guard bucket != nil else { return [(what, source)] }
+        var connection = try configuration.connect(to: source, of: map)
+        let found = try KnownTopics.all(on: &connection).filter(isMeant).map { ($0, source) }
+        return found + arriving.filter { topic in !found.contains { $0.0 == topic.topic } }
+    }
+}
+
+extension Configuration {
+    /// Connects to a database of the map, as to the one of the configuration, and checks its schema.
+    func connect(to name: String, of map: TopicMap) throws -> Connection {
+        guard let text = map.databases[name] else {
+            throw ConfigurationError([
+                "the map has no database \(ConfigurationProblems.quoted(name)), but "
+                    + map.names.joined(separator: ", ")
+            ])
+        }
+        let address: DatabaseAddress
+        do { address = try DatabaseAddress(text) } catch { throw ConfigurationError(["database \(name): \(error)"]) }
+        var connection = try Connection(to: address)
+        try Migrator(daemon: Daemon.version).check(&connection)
+        return connection
+    }
+}
