@@ -4,28 +4,33 @@
 -- which the databases know one login; who may call it is in a group of the router, so that a new login changes nothing here. Each call commits at once in the
 -- database that it runs in. A database that hangs blocks the sessions that call it.
 
-CREATE FUNCTION tokenkeeper.place(topic text, device_id text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql IMMUTABLE
+CREATE FUNCTION tokenkeeper.raise_split(topic text) RETURNS integer
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    digest bytea;
 BEGIN
-    IF topic = ANY ({topics}) THEN
-        RETURN ({places})[array_position({topics}, topic)];
-    END IF;
-    IF topic <> ALL ({split}) THEN
-        digest := sha256(convert_to(topic, 'UTF8'));
-    ELSIF device_id <> '' THEN
-        -- Upper case of A to Z counts as lower case.
-        digest := sha256(convert_to(topic || chr(10) || translate(device_id, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz'), 'UTF8'));
-    ELSIF topic IS NOT NULL THEN
-        RAISE EXCEPTION '% is split by device: name the device', topic USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    -- Without a topic, any database raises the right error.
-    RETURN coalesce(({owners})[1 + (get_byte(digest, 0) * 256 + get_byte(digest, 1)) % 1024], 0);
+    RAISE EXCEPTION '% is split by device: name the device', topic USING ERRCODE = 'invalid_parameter_value';
 END
 $$;
+COMMENT ON FUNCTION tokenkeeper.raise_split(text) IS 'Internal: raises 22023 for a topic that is split, without a device.';
+
+-- The planner inlines these two: an array needs them for each element.
+CREATE FUNCTION tokenkeeper.bucket(key text) RETURNS integer
+LANGUAGE sql STABLE
+RETURN (get_byte(sha256(convert_to(key, 'UTF8')), 0) * 256 + get_byte(sha256(convert_to(key, 'UTF8')), 1)) % 1024;
+COMMENT ON FUNCTION tokenkeeper.bucket(text) IS 'The bucket of a topic; or of a device, after its topic and a line feed.';
+
+CREATE FUNCTION tokenkeeper.place(topic text, device_id text DEFAULT NULL) RETURNS integer
+LANGUAGE sql STABLE
+RETURN CASE
+    WHEN topic = ANY ({topics}) THEN ({places})[array_position({topics}, topic)]
+    WHEN topic = ANY ({split}) THEN CASE
+        -- Upper case of A to Z counts as lower case.
+        WHEN device_id <> '' THEN ({owners})[1 + tokenkeeper.bucket(
+            topic || chr(10) || translate(device_id, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz'))]
+        ELSE tokenkeeper.raise_split(topic) END
+    -- Without a topic, any database raises the right error.
+    ELSE coalesce(({owners})[1 + tokenkeeper.bucket(topic)], 0) END;
 COMMENT ON FUNCTION tokenkeeper.place(text, text) IS
     'The number of the database of a topic, or of a device of a topic that is split by device. Raises 22023 for such a topic without a device.';
 
@@ -48,19 +53,23 @@ LANGUAGE plproxy
 AS $$ CLUSTER 'tokenkeeper'; RUN ON tokenkeeper.place(topic, device_id); $$;
 COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS 'As in the databases.';
 
-CREATE FUNCTION tokenkeeper.register_in(registrations tokenkeeper.new_registration[], numbers integer[]) RETURNS TABLE (number integer, sendable boolean)
+CREATE FUNCTION tokenkeeper.register_in(registrations tokenkeeper.new_registration[], place integer) RETURNS SETOF boolean[]
 LANGUAGE plproxy
-AS $$
-    CLUSTER 'tokenkeeper'; SPLIT registrations, numbers; RUN ON tokenkeeper.place((registrations).topic, (registrations).device_id);
-    SELECT n.number, n.sendable FROM (SELECT tokenkeeper.register(registrations) AS results) AS r CROSS JOIN unnest(numbers, r.results) AS n (number, sendable);
-$$;
-COMMENT ON FUNCTION tokenkeeper.register_in(tokenkeeper.new_registration[], integer[]) IS 'Internal: register, with the number of each element, one call for each database.';
+AS $$ CLUSTER 'tokenkeeper'; RUN ON place; SELECT tokenkeeper.register(registrations); $$;
+COMMENT ON FUNCTION tokenkeeper.register_in(tokenkeeper.new_registration[], integer) IS 'Internal: register in one database.';
 
 CREATE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
 LANGUAGE sql
 AS $$
-    SELECT array_agg(r.sendable ORDER BY r.number)
-    FROM tokenkeeper.register_in(registrations, ARRAY(SELECT generate_series(1, cardinality(registrations)))) AS r
+    SELECT array_agg(s.sendable ORDER BY s.number)
+    FROM (SELECT array_agg(r.one) AS registrations, array_agg(r.number) AS numbers, r.place
+          FROM (SELECT ROW(e.token, e.topic, e.environment, e.registered_at, e.device_id, e.tags, e.user_id, e.unregistered)::tokenkeeper.new_registration AS one,
+                       e.number, tokenkeeper.place(e.topic, e.device_id) AS place
+                FROM unnest(registrations) WITH ORDINALITY AS e (token, topic, environment, registered_at, device_id, tags, user_id, unregistered, number)
+                ORDER BY e.number) AS r
+          GROUP BY r.place) AS g
+    CROSS JOIN LATERAL tokenkeeper.register_in(g.registrations, g.place) AS d (results)
+    CROSS JOIN LATERAL unnest(g.numbers, d.results) AS s (number, sendable)
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
     'As in the databases, one call for each of them: up to 1000 elements for each. An error of one database undoes nothing in the others, and its position is '
@@ -149,17 +158,29 @@ CREATE TYPE tokenkeeper.new_result AS (
 );
 COMMENT ON TYPE tokenkeeper.new_result IS 'As in the databases.';
 
-CREATE FUNCTION tokenkeeper.report_in(results tokenkeeper.new_result[]) RETURNS SETOF bigint
+CREATE FUNCTION tokenkeeper.report_in(
+    topics text[], tokens text[], statuses text[], bodies text[], sent text[], apns_ids text[], environments text[], place integer) RETURNS SETOF bigint
 LANGUAGE plproxy
 AS $$
-    CLUSTER 'tokenkeeper'; SPLIT results; RUN ON tokenkeeper.place((results).topic, (results).device_id);
-    SELECT tokenkeeper.report(results);
+    CLUSTER 'tokenkeeper'; RUN ON place;
+    -- Arrays of text cost half of what an array of rows does on its way.
+    SELECT tokenkeeper.report(ARRAY(
+        SELECT ROW(r.a, r.b, r.c, r.d, r.e::timestamptz, r.f, r.g, NULL)::tokenkeeper.new_result
+        FROM unnest(topics, tokens, statuses, bodies, sent, apns_ids, environments) AS r (a, b, c, d, e, f, g)));
 $$;
-COMMENT ON FUNCTION tokenkeeper.report_in(tokenkeeper.new_result[]) IS 'Internal: report, one call for each database.';
+COMMENT ON FUNCTION tokenkeeper.report_in(text[], text[], text[], text[], text[], text[], text[], integer) IS 'Internal: report in one database.';
 
 CREATE FUNCTION tokenkeeper.report(results tokenkeeper.new_result[]) RETURNS bigint
 LANGUAGE sql
-AS $$ SELECT sum(r)::bigint FROM tokenkeeper.report_in(results) AS r $$;
+SET timezone = 'UTC'
+SET datestyle = 'ISO, YMD'
+AS $$
+    SELECT coalesce(sum(d), 0)::bigint
+    FROM (SELECT array_agg(r.topic) AS topics, array_agg(r.token) AS tokens, array_agg(r.status) AS statuses, array_agg(r.body) AS bodies,
+                 array_agg(r.sent_at::text) AS sent, array_agg(r.apns_id) AS apns_ids, array_agg(r.environment) AS environments, r.place
+          FROM (SELECT e.*, tokenkeeper.place(e.topic, e.device_id) AS place FROM unnest(results) AS e) AS r GROUP BY r.place) AS g
+    CROSS JOIN LATERAL tokenkeeper.report_in(g.topics, g.tokens, g.statuses, g.bodies, g.sent, g.apns_ids, g.environments, g.place) AS d
+$$;
 COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS
     'As in the databases, one call for each of them; with device_id for a topic that is split.';
 
@@ -298,7 +319,7 @@ LANGUAGE sql
 AS $$ SELECT c.database, c.campaign FROM tokenkeeper.all_campaigns(session_user) AS c $$;
 COMMENT ON FUNCTION tokenkeeper.campaigns() IS 'The view campaign_progress of each database: to a sender, its own campaigns.';
 
--- Each function runs with the rights of a role of its group, for which the server has a login in the databases. place and is_split touch nothing.
+-- Each function runs with the rights of a role of its group, for which the server has a login in the databases. Those that only look at the map touch nothing.
 DO $$
 DECLARE
     one record;
@@ -306,7 +327,7 @@ DECLARE
 BEGIN
     FOR one IN
         SELECT p.oid::regprocedure AS function, p.proname FROM pg_proc AS p
-        WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND p.proname NOT IN ('place', 'is_split')
+        WHERE p.pronamespace = 'tokenkeeper'::regnamespace AND p.proname NOT IN ('place', 'bucket', 'raise_split', 'is_split')
     LOOP
         owner := CASE WHEN one.proname ~ '^(register|unregister|tag|forget)' THEN 'app' WHEN one.proname = 'all_status' THEN 'reader' ELSE 'sender' END;
         EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', one.function);
@@ -320,4 +341,4 @@ BEGIN
 END
 $$;
 GRANT USAGE ON SCHEMA tokenkeeper TO PUBLIC;
-GRANT EXECUTE ON FUNCTION tokenkeeper.place(text, text), tokenkeeper.is_split(text) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION tokenkeeper.place(text, text), tokenkeeper.bucket(text), tokenkeeper.raise_split(text), tokenkeeper.is_split(text) TO PUBLIC;

@@ -83,8 +83,7 @@ public struct RouterScript: Equatable, Sendable {
             let words = address.sorted { $0.key < $1.key }.map { "\($0.key)=\(Self.quoted($0.value))" }
             return "p\(number) \(SQLLiteral.quoted(words.joined(separator: " ")))"
         }
-        // A server that hangs holds a session for a minute, and not for ever.
-        return (partitions + ["modular_mapping '1'", "query_timeout '60'"]).joined(separator: ", ")
+        return (partitions + ["modular_mapping '1'"]).joined(separator: ", ")
     }
 
     /// A value of a connection string.

@@ -278,7 +278,8 @@ private struct Routed {
         let refused = [
             ("a_app", "is_sendable('ab', 't')"), ("a_sender", "register('ab', 't')"), ("a_sender", "all_status()"),
             ("a_app", "forget_user('u')"), ("a_reader", "forget_user('u')"), ("a_sender", "all_campaigns('a_app')"),
-            ("a_app", "unregister_all('t', 'production', now(), 'u')"), ("a_sender", "report_in('{}')"),
+            ("a_app", "unregister_all('t', 'production', now(), 'u')"),
+            ("a_sender", "report_in('{}', '{}', '{}', '{}', '{}', '{}', '{}', 0)"),
         ]
         for (user, call) in refused where !(user == "a_app" && call.hasPrefix("forget")) {
             let error = #expect(throws: (any Error).self) {
@@ -298,7 +299,7 @@ private struct Routed {
             try routed.router.psql(
                 """
                 SELECT string_agg(p.proname, ',') FROM pg_proc AS p WHERE p.pronamespace = 'tokenkeeper'::regnamespace
-                AND (p.proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)) AND p.proname <> 'is_split'
+                AND (p.proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)) AND p.proname NOT IN ('is_split', 'bucket', 'place')
                 """, user: "postgres") == "")
         #expect(
             try routed.router.psql(
