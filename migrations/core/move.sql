@@ -19,7 +19,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION tokenkeeper.move_fault(text) IS 'Why a topic cannot move from this database to another one; null if it can.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.begin_move(topic text, target text) RETURNS xid8
+CREATE OR REPLACE FUNCTION tokenkeeper.begin_move(topic text, target text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -34,18 +34,18 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic = begin_move.topic COLLATE "C" AND t.environment = e COLLATE "C");
     UPDATE tokenkeeper.topic AS t SET moved_to = begin_move.target
     WHERE t.topic = begin_move.topic COLLATE "C" AND t.moved_to IS DISTINCT FROM begin_move.target COLLATE "C";
-    RETURN pg_current_xact_id();
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_move(text, text) IS
-    'Marks a topic as moved to another database: calls about it raise an error that names the target, and rows of it are passed on. Returns the transaction: those '
-    'that began before it may not have noticed. Raises 22023 for what is no topic, and if an attached table may have tokens of it.';
+    'Marks a topic as moved to another database: calls about it raise an error that names the target, and rows of it are passed on. '
+    'Transactions that began before it is committed may not notice. Raises 22023 for what is no topic, and if an attached table may have tokens of it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.facts_of(topic text, environment text, after bytea, most integer, with_history boolean)
 RETURNS TABLE (last_key bytea, tokens integer, facts text, history text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 SET timezone = 'UTC'
 AS $$
 #variable_conflict use_column
@@ -135,11 +135,26 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.arrived_reports(jsonb, integer, boolean, timestamptz) IS
     'Internal: what rows of another ledger say that this one does not, as reports. Of most tokens nothing: they have come before.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.without_forgotten(facts jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN NOT EXISTS (SELECT FROM tokenkeeper.erasure) THEN facts ELSE coalesce((
+        SELECT jsonb_agg(f) FROM jsonb_array_elements(facts) AS f
+        WHERE NOT EXISTS (
+            SELECT FROM tokenkeeper.erasure AS e
+            WHERE e.names && ARRAY[substr(f ->> 'token_key', 3), 'd:' || (f ->> 'device_id'), 'u:' || (f ->> 'user_id')] COLLATE "C"
+              AND (f ->> 'registered_at')::timestamptz <= e.forgotten_at)), '[]') END
+$$;
+COMMENT ON FUNCTION tokenkeeper.without_forgotten(jsonb) IS
+    'Internal: facts of another ledger without those of tokens, devices and users that were forgotten here since: they were read before.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.take_facts(
     source text, topic text, environment text, is_final boolean, after bytea, last_key bytea, facts text, history text) RETURNS bytea
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     of_topic integer := tokenkeeper.ensure_topic(take_facts.environment, take_facts.topic);
@@ -160,8 +175,14 @@ BEGIN
         -- It was taken before, or there is nothing more.
         RETURN (SELECT a.position FROM tokenkeeper.arrival AS a WHERE a.source = take_facts.source COLLATE "C" AND a.topic = take_facts.topic COLLATE "C" AND a.stream = of_stream COLLATE "C");
     END IF;
+    take_facts.facts := tokenkeeper.without_forgotten(take_facts.facts::jsonb)::text;
     SELECT * INTO added FROM tokenkeeper.add_arrived(take_facts.facts::jsonb, of_topic, one_token);
-    checks := added.checks;
+    -- What the source has found out about a device since the token came first.
+    checks := added.checks || ARRAY(
+        SELECT ROW(of_topic, k.device_id, k.token_key, false)::tokenkeeper.device_check
+        FROM jsonb_array_elements(added.known) AS f CROSS JOIN LATERAL jsonb_populate_record(NULL::tokenkeeper.ledger, f) AS l
+        JOIN tokenkeeper.ledger AS k ON k.topic_id = of_topic AND k.token_key = l.token_key
+        WHERE one_token AND k.device_id = l.device_id AND k.registered_at = l.registered_at AND l.superseded_at IS NOT NULL AND k.superseded_at IS NULL);
     IF added.known IS NOT NULL THEN
         reports := ARRAY(SELECT r FROM tokenkeeper.arrived_reports(added.known, of_topic, one_token, receipt) AS r);
         FOR merged IN
@@ -190,7 +211,9 @@ BEGIN
         registered_before, registered_after, invalidated_before, invalidated_after)
     SELECT e.at, of_topic, e.token_key, e.event, e.cause, e.reason, e.device_id, e.user_id,
            e.registered_before, e.registered_after, e.invalidated_before, e.invalidated_after
-    FROM jsonb_populate_recordset(NULL::tokenkeeper.token_event_log, take_facts.history::jsonb) AS e;
+    FROM jsonb_populate_recordset(NULL::tokenkeeper.token_event_log, take_facts.history::jsonb) AS e
+    -- Not of a token that was forgotten on the way.
+    WHERE e.token_key IN (SELECT decode(substr(f ->> 'token_key', 3), 'hex') FROM jsonb_array_elements(take_facts.facts::jsonb) AS f);
     RETURN take_facts.last_key;
 END
 $$;
@@ -299,11 +322,15 @@ COMMENT ON FUNCTION tokenkeeper.take_rows(text, text, text) IS
 CREATE OR REPLACE FUNCTION tokenkeeper.left_behind(topic text) RETURNS TABLE (what text, number bigint)
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET jit = off
 AS $$
     SELECT w.what, w.number FROM (VALUES
         ('campaigns that have not ended', (SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.topic = left_behind.topic COLLATE "C" AND c.ended_at IS NULL)),
         ('requests that wait to be sent', (SELECT count(*) FROM tokenkeeper.send_request AS r WHERE r.topic = left_behind.topic COLLATE "C")),
         ('rows that wait to be passed on', (SELECT count(*) FROM tokenkeeper.moved_row AS m WHERE m.topic = left_behind.topic COLLATE "C")),
+        ('results and registrations in the queues', (SELECT count(*) FROM (
+            SELECT FROM tokenkeeper.send_result AS r WHERE r.topic = left_behind.topic COLLATE "C"
+            UNION ALL SELECT FROM tokenkeeper.registration AS r WHERE r.topic = left_behind.topic COLLATE "C" LIMIT 10000) AS q)),
         ('held results and logouts', (SELECT count(*) FROM tokenkeeper.topic AS t JOIN tokenkeeper.held_result AS h USING (topic_id) WHERE t.topic = left_behind.topic COLLATE "C")
             + (SELECT count(*) FROM tokenkeeper.topic AS t JOIN tokenkeeper.held_registration AS h USING (topic_id) WHERE t.topic = left_behind.topic COLLATE "C"))
         ) AS w (what, number)
@@ -315,10 +342,11 @@ CREATE OR REPLACE FUNCTION tokenkeeper.end_move(topic text, most integer DEFAULT
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET jit = off
 AS $$
 DECLARE
     topics integer[] := ARRAY(SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic = end_move.topic COLLATE "C" AND t.moved_to IS NOT NULL);
-    rest text := (SELECT string_agg(b.number || ' ' || b.what, ', ') FROM tokenkeeper.left_behind(end_move.topic) AS b);
+    rest text := (SELECT string_agg(b.what || ': ' || b.number, ', ') FROM tokenkeeper.left_behind(end_move.topic) AS b);
     keys bytea[];
 BEGIN
     IF topics = '{}' THEN

@@ -188,7 +188,7 @@ BEGIN
     END IF;
 
     SELECT t.topic_id, t.gate IS NOT DISTINCT FROM 'observe' INTO of_topic, observes FROM tokenkeeper.topic AS t
-    WHERE t.topic = name AND t.environment = env;
+    WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to);
     IF of_topic IS NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
         of_topic := tokenkeeper.ensure_topic(env, name);
     END IF;
@@ -329,8 +329,9 @@ BEGIN
         RETURN 1;
     END IF;
     FOR one IN
-        SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l
-        WHERE l.user_id = who AND coalesce(l.topic_id + 0 = of_topic, of_topic IS NULL) ORDER BY 1, 2
+        SELECT l.topic_id, l.token_key FROM tokenkeeper.ledger AS l JOIN tokenkeeper.topic AS t ON t.topic_id = l.topic_id
+        -- Of a topic that has moved, another database logs out.
+        WHERE l.user_id = who AND coalesce(l.topic_id + 0 = of_topic, of_topic IS NULL) AND t.moved_to IS NULL ORDER BY 1, 2
     LOOP
         PERFORM FROM tokenkeeper.ledger AS l
         WHERE l.topic_id = one.topic_id AND l.token_key = one.token_key AND l.user_id = who FOR NO KEY UPDATE;

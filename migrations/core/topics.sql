@@ -78,8 +78,8 @@ BEGIN
         WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to);
         IF FOUND THEN
             IF current_setting('transaction_isolation') <> 'read committed' THEN
-                -- An older snapshot may show a topic that a sweep has deleted. Then this raises 40001.
-                PERFORM FROM tokenkeeper.topic AS t WHERE t.topic_id = found_id FOR KEY SHARE;
+                -- An older snapshot may show a topic that a sweep has deleted, or that has moved. Then this raises 40001.
+                PERFORM FROM tokenkeeper.topic AS t WHERE t.topic_id = found_id FOR SHARE;
             END IF;
             RETURN found_id;
         END IF;

@@ -89,7 +89,9 @@ struct ConnectionPool {
             return nil
         }
         if inFlight >= limits.inFlight { return nil }
-        if let place = connections.firstIndex(where: { $0.hasRoom(at: now) }), let delivery = queue.next() {
+        if let place = connections.firstIndex(where: { $0.hasRoom(at: now) }),
+            let delivery = queue.next(unsent: connections[place].isOnTrial)
+        {
             return .open(connection: connections[place].number, delivery)
         }
         return isAllowed && mayConnect(at: now) ? connect(at: now) : nil
@@ -138,11 +140,6 @@ struct ConnectionPool {
 
     mutating func end(_ delivery: Delivery, _ end: PushOutcome.End) {
         actions.append(.end(delivery.outcome(end)))
-    }
-
-    /// Ends the next waiting request, if there is one.
-    mutating func endNext(_ end: (Delivery) -> PushOutcome.End) {
-        if let delivery = queue.next() { self.end(delivery, end(delivery)) }
     }
 
     /// - Parameter isFirst: Whether it goes before those that wait.

@@ -123,6 +123,9 @@ struct ConnectionState {
 
     private static let mostErrors = 3
 
+    /// Whether the next request is the first, or tests the connection alone.
+    var isOnTrial: Bool { !isProven }
+
     /// Whether all streams are used, so that another connection would help.
     var isFull: Bool { isProven && mostStreams != nil && streams.count >= limit }
 
@@ -286,11 +289,12 @@ struct ConnectionState {
             stream.delivery != nil && (stream.writtenAt != nil || !quiet.isPending)
                 && now - (stream.writtenAt ?? stream.openedAt) > limit
         }
+        // What a connection answers meanwhile speaks for it: then the requests are odd (node-apn#463). Those that are late together count once.
+        if late.values.contains(where: { $0.writtenAt.map { quiet.answeredAt <= $0 } ?? false }) { errorsInARow += 1 }
         return late.keys.sorted().compactMap { stream in
             let wasWritten = streams[stream]?.writtenAt != nil
             guard let delivery = take(stream) else { return nil }
             if !wasWritten { rest(at: now) }
-            if wasWritten { errorsInARow += 1 }
             let turn = Delivery.Turn.failure(.timeout, message: "no response within \(limit)", wasSent: true)
             return (stream, wasWritten ? .turn(delivery, turn) : .refused(delivery))
         }

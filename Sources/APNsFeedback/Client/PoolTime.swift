@@ -2,6 +2,11 @@ internal import TokenModel
 
 /// What the pool decides when time has passed, when the client stops, and after a standstill.
 extension ConnectionPool {
+    /// Ends the next waiting request, if there is one.
+    mutating func endNext(_ end: (Delivery) -> PushOutcome.End) {
+        if let delivery = queue.next() { self.end(delivery, end(delivery)) }
+    }
+
     /// Ends requests and connections that take too long. Call it regularly.
     mutating func tick(at now: ContinuousClock.Instant) {
         for connection in connections where connection.phase != .connecting {

@@ -16,6 +16,16 @@ struct RequestQueue {
         returned.append(delivery)
     }
 
+    /// - Parameter unsent: Whether one that was never sent goes first: a connection is not to be judged by a request that has got no response before.
+    mutating func next(unsent: Bool) -> Delivery? {
+        guard unsent, let last = returned.last ?? (gone < waiting.count ? waiting[gone] : nil), last.sends > 0 else {
+            return next()
+        }
+        if let place = returned.lastIndex(where: { $0.sends == 0 }) { return returned.remove(at: place) }
+        if let place = waiting[gone...].firstIndex(where: { $0.sends == 0 }) { return waiting.remove(at: place) }
+        return next()
+    }
+
     mutating func next() -> Delivery? {
         if let first = returned.popLast() { return first }
         guard gone < waiting.count else { return nil }

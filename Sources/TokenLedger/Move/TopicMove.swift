@@ -22,6 +22,8 @@ public struct TopicMove: Sendable {
         public fileprivate(set) var taken: Int64 = 0
         public fileprivate(set) var isComplete = false
 
+        public var hasBegun: Bool { isComplete || !position.isEmpty }
+
         fileprivate var name: String { "\(isFinal ? "final" : "copy") \(environment)" }
     }
 
@@ -126,21 +128,29 @@ public struct TopicMove: Sendable {
 
     /// Marks the topic as moved.
     ///
-    /// - Returns: The transaction to wait for: see `isNoticed`.
+    /// - Returns: The first transaction that must notice: see `isNoticed`.
     public func begin(on source: inout Connection) throws(DatabaseError) -> String {
         try source.transaction(.command) { source throws(DatabaseError) in
-            try source.query("SELECT tokenkeeper.begin_move($1, $2)::text", [.text(topic), .text(target)]).value()
+            _ = try source.query("SELECT tokenkeeper.begin_move($1, $2)", [.text(topic), .text(target)])
         }
+        // Once it is committed: others may have begun meanwhile.
+        return try source.query("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").value()
     }
 
-    /// Whether all transactions that began before this one have ended. Until then, some may write to the topic.
+    /// Whether all transactions before this one have ended. Until then, some may write to the topic.
     public static func isNoticed(_ transaction: String, on source: inout Connection) throws(DatabaseError) -> Bool {
-        try source.query("SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::xid8", [.text(transaction)]).value()
+        try source.query("SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::xid8", [.text(transaction)]).value()
+    }
+
+    /// Whether both are one database under two names.
+    public static func areOne(_ one: inout Connection, _ other: inout Connection) throws(DatabaseError) -> Bool {
+        let name = "SELECT current_database() || ' ' || pg_postmaster_start_time()::text"
+        return try one.query(name).value(String.self) == other.query(name).value(String.self)
     }
 
     /// What the topic still has in the source, besides its tokens, each with its number.
     public func leftBehind(on source: inout Connection) throws(DatabaseError) -> [String] {
-        try source.query("SELECT l.number || ' ' || l.what FROM tokenkeeper.left_behind($1) AS l", [.text(topic)])
+        try source.query("SELECT l.what || ': ' || l.number FROM tokenkeeper.left_behind($1) AS l", [.text(topic)])
             .values()
     }
 

@@ -36,9 +36,14 @@ struct MoveCommand: ParsableCommand {
         let map = try TopicMap(of: configuration)
         do {
             var target = try configuration.connect(to: to, of: map)
-            for (topic, name) in try topics(map, configuration, &target) {
+            let topics = try topics(map, configuration, &target)
+            if topics.isEmpty { throw ConfigurationError(["there is no topic to move"]) }
+            for (topic, name) in topics {
                 var source = try configuration.connect(to: name, of: map)
-                let run = MoveRun(TopicMove(topic, from: name, to: to), map, stop.request)
+                if try TopicMove.areOne(&source, &target) {
+                    throw ConfigurationError(["\(name) and \(to) are the same database"])
+                }
+                let run = MoveRun(TopicMove(topic, from: name, to: to), bucket: Int(what), map, stop.request)
                 let words = try end ? run.end(&source, &target) : run.advance(&source, &target)
                 print(HistoryText.plain(words))
             }
@@ -74,14 +79,20 @@ struct MoveCommand: ParsableCommand {
             isMeant($0.topic) && $0.source == from ?? $0.source
         }
         let owner = bucket.map { map.owners[$0] } ?? map.holders(of: what).first ?? to
-        guard let source = from ?? (owner == to ? nil : owner), source != to else {
+        let source = from ?? (owner == to ? nil : owner)
+        guard bucket != nil else {
+            if let source, source != to { return [(what, source)] }
             if !arriving.isEmpty { return arriving }
             throw ConfigurationError(["the map leads to \(to) already: name the database in which it is with --from"])
         }
-        guard bucket != nil else { return [(what, source)] }
-        var connection = try configuration.connect(to: source, of: map)
-        let found = try KnownTopics.all(on: &connection).filter(isMeant).map { ($0, source) }
-        return found + arriving.filter { topic in !found.contains { $0.0 == topic.topic } }
+        // Also those that are new in the source since the first run.
+        var found = arriving
+        for name in Set(arriving.map(\.source) + [source].compactMap(\.self)).sorted() where name != to {
+            var connection = try configuration.connect(to: name, of: map)
+            let known = try end ? [] : KnownTopics.all(on: &connection).filter(isMeant)
+            found += known.filter { topic in !arriving.contains { $0.topic == topic } }.map { ($0, name) }
+        }
+        return found
     }
 }
 

@@ -5,6 +5,7 @@ internal import TokenModel
 /// What one run of `tokenkeeperd move` does for a topic: whatever comes next, by the map and by what both databases know.
 struct MoveRun {
     private let move: TopicMove
+    private let bucket: Int?
     private let map: TopicMap
     private let stop: ShutdownRequest
     private let bell = Wakeup()
@@ -12,8 +13,9 @@ struct MoveRun {
     /// How long to wait before something is tried again.
     private static let pause: Duration = .milliseconds(250)
 
-    init(_ move: TopicMove, _ map: TopicMap, _ stop: ShutdownRequest) {
-        (self.move, self.map, self.stop) = (move, map, stop)
+    /// - Parameter bucket: Nil if the topic moves alone.
+    init(_ move: TopicMove, bucket: Int?, _ map: TopicMap, _ stop: ShutdownRequest) {
+        (self.move, self.bucket, self.map, self.stop) = (move, bucket, map, stop)
         stop.alsoRing(bell)
     }
 
@@ -29,12 +31,22 @@ struct MoveRun {
         if let other = try TopicMove.movedTo(move.topic, on: &target) {
             try refuse("\(move.topic) has moved from \(move.target) to \(other), and that has not ended")
         }
+        if movedTo == nil {
+            if try !KnownTopics.all(on: &source).contains(move.topic) {
+                try refuse("\(move.topic) is not known in \(move.source)")
+            }
+            // An earlier move has ended, and could not clean up.
+            if try move.streams(isFinal: true, on: &target).contains(where: \.hasBegun) { try move.forget(on: &target) }
+        }
         if movedTo == nil, map.holders(of: move.topic) != [move.target] {
             try move.copyPolicies(from: &source, to: &target)
             let tokens = try send(isFinal: false, &source, &target)
+            let change =
+                bucket.map { "bucket \($0) among those of \(move.target)" }
+                ?? "\"\(move.topic)\": \"\(move.target)\" in its topics"
             return """
-                \(move.topic): \(counted(tokens, "token is", "tokens are")) in \(move.target), too. Now let the map lead there, on every \
-                host ("\(move.topic)": "\(move.target)"), and run this again
+                \(move.topic): \(counted(tokens, "token is", "tokens are")) in \(move.target), too. Now change the map on every host \
+                (\(change)), and run this again
                 """
         }
         try wait(for: try move.begin(on: &source), on: &source)
@@ -45,13 +57,19 @@ struct MoveRun {
         return """
             \(move.topic): \(move.target) has it now, with \(counted(tokens, "token", "tokens")) from \(move.source) and their history. \
             \(left.isEmpty ? "" : "\(move.source) still has \(left.joined(separator: ", ")). ")When nothing comes to \(move.source) any more, \
-            end it: tokenkeeperd move \(move.topic) --to \(move.target) --end
+            end it: tokenkeeperd move \(bucket.map(String.init) ?? move.topic) --to \(move.target) --end
             """
     }
 
     /// Deletes the tokens from the source.
     func end(_ source: inout Connection, _ target: inout Connection) throws -> String {
         let streams = try move.streams(isFinal: true, on: &target)
+        let left = try move.leftBehind(on: &source)
+        if !left.isEmpty {
+            try refuse(
+                "\(move.topic): \(move.source) still has \(left.joined(separator: ", ")); a running daemon ends them, or an operator cancels campaigns and decides what is held"
+            )
+        }
         if !streams.allSatisfy(\.isComplete) {
             try refuse("\(move.topic) is not in \(move.target) yet: run this without --end")
         }

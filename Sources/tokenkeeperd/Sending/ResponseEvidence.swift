@@ -79,7 +79,8 @@ struct ResponseEvidence {
     }
 
     private func fate(after outcome: Outcome) -> RequestFate {
-        guard outcome.isOdd, let error = outcome.step.fate.error else { return outcome.step.fate }
+        // A request that may have been delivered has no sends to lose: it stays interrupted.
+        guard outcome.isOdd, case .later(_, let error) = outcome.step.fate else { return outcome.step.fate }
         let count = outcome.claimed.refusals + 1
         return count < RetryPolicy.refusals
             ? .refused(RetryPolicy.pause(afterRefusals: outcome.claimed.refusals), error)

@@ -37,8 +37,10 @@ struct ServerState {
     func problem(of scope: CredentialScope, after patience: Duration, at now: ContinuousClock.Instant)
         -> WaitingProblem?
     {
-        guard let silence, let failure = silence.failure, silence.since.duration(to: now) >= patience else {
-            return nil
+        guard let silence, silence.since.duration(to: now) >= patience else { return nil }
+        guard let failure = silence.failure else {
+            return WaitingProblem(
+                "requests wait for a response (", "\(scope)", "): none has come for more than \(patience)")
         }
         let help = Self.help(failure).map { "; \($0)" } ?? ""
         return WaitingProblem("requests cannot be sent (", "\(scope)", "), and wait: \(failure.message)\(help)")
@@ -60,6 +62,8 @@ struct ServerState {
         case .nameResolution: "check the DNS of this machine, and send.production_server and send.sandbox_server"
         case .connect where says("through the proxy"): "check send.proxy, and whether the proxy allows CONNECT to APNs"
         case .connect: "allow TCP connections to APNs (port 443) in the firewall, or set send.proxy"
+        case .tls where says("subject name", "wrong version number"):
+            "another server responds than APNs: check send.production_server, send.sandbox_server and send.proxy"
         case .tls where says("certificate problem", "verify locations", "issuer"):
             "install the package ca-certificates, or set send.ca_file"
         case .tls: "check the credential, and any proxy that decrypts TLS"

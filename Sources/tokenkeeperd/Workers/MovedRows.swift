@@ -1,14 +1,14 @@
 internal import Logging
 internal import TokenLedger
 
-/// Passes on what reaches this database after its topic has moved to another one. Whatever becomes of the other database, the chores of this one go on.
+/// Passes on what reaches this database after its topic has moved to another one.
 struct MovedRows {
     private var again = ContinuousClock.now
     private var complainedAt: ContinuousClock.Instant?
 
+    private static let pauseAfterFailure: Duration = .seconds(60)
     private static let complainsEvery: Duration = .seconds(600)
 
-    /// - Returns: Whether there may be more at once.
     mutating func passOn(
         from connection: inout Connection, _ configuration: Configuration, every pause: Duration, _ logger: Logger
     ) throws(DatabaseError) {
@@ -32,7 +32,10 @@ struct MovedRows {
                 let move = TopicMove(topic, from: name, to: target)
                 while case let some = try move.passOn(from: &connection, to: &other), some > 0 { rows += some }
             } catch {
+                // The chores of this database have their turn before the next attempt.
+                again = .now + Self.pauseAfterFailure
                 complain("\(target): \(error)", topic, logger)
+                return
             }
             if rows > 0 {
                 logger.info(
