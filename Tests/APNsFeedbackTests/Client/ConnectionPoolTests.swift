@@ -468,6 +468,34 @@ private struct Stage {
         #expect(stage.streams[2]?.values.contains { $0.slot == 1 } == true)
     }
 
+    @Test func `requests that never get a response do not condemn a connection that answers others`() {
+        let start = ContinuousClock.now
+        var state = ConnectionState(1, at: start)
+        state.opened(at: start)
+        state.settings(mostStreams: 1000)
+        for stream: Int32 in [1, 3, 5, 7, 9] {
+            state.began(Delivery(request(Int(stream), slot: Int(stream))), on: stream, at: start)
+            state.wrote(stream, at: start, .now)
+        }
+        let answer = PushResponse(status: 200, body: nil, apnsID: "id")
+        #expect(state.answer(answer, on: 9, at: start + .seconds(20), .now) != nil)
+        #expect(state.overdue(after: .seconds(30), at: start + .seconds(31)).count == 4)
+        #expect(!state.isOfNoUse && !state.hasNotAnswered(for: .seconds(30), at: start + .seconds(31)))
+    }
+
+    @Test func `what was never sent goes first on a connection that has not answered`() {
+        var stage = Stage.proven(requests: 6)
+        stage.write([3, 5, 7, 9, 11], 1)
+        stage.pass(.seconds(31))
+        stage.add(7...9)
+        #expect(stage.closed == [1])
+        let next = stage.connect()
+        #expect(stage.streams[next]?.values.map(\.slot) == [7])
+        stage.write([1], next)
+        stage.answer(1, next)
+        #expect(stage.streams[next]?.count == 8)
+    }
+
     @Test func `a request that the server refuses again and again ends, and did not arrive`() {
         var stage = Stage.proven(requests: 2)
         stage.write([3], 1)

@@ -149,7 +149,7 @@ import Testing
         try stage.enqueue()
         // A device rests after a 429, longer each time.
         let daemon = try stage.daemon(["send.max_in_flight=20"], timing: 0.01)
-        try eventually("all requests have ended") {
+        try eventually("all requests have ended", within: 120) {
             // Continue with delayed requests.
             try stage.database.psql(
                 "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"

@@ -176,6 +176,22 @@ private typealias Decisions = `The sender's decisions`
         #expect(evidence.isQuiet)
     }
 
+    @Test func `a 200 that may have been passed on stays interrupted, whatever is accepted`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 9, &evidence)
+        let step = RetryPolicy.Step(
+            .interrupted(.seconds(5), "the server answered 200"), .foreign("the server answered 200"))
+        #expect(note(step, token: 1, refusals: 4, othersAccepted: true, &evidence).fate == step.fate)
+    }
+
+    @Test func `a server that responds to nothing is shown, before a request has ended`() {
+        var server = ServerState()
+        _ = server.submit([Decisions.claimed(1, "ab", topic: "a")], at: start)
+        #expect(server.problem(of: main, after: .seconds(10), at: start + .seconds(9)) == nil)
+        let problem = server.problem(of: main, after: .seconds(10), at: start + .seconds(11))
+        #expect(problem?.words.contains("none has come for more than 10.0 seconds") == true, "\(problem as Any)")
+    }
+
     @Test func `many odd requests of a topic do not pause it, and each of them fails`() {
         var evidence = ResponseEvidence(.production)
         for token in 1...10 {

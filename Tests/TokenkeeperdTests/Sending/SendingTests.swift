@@ -295,7 +295,7 @@ import Testing
         for campaign in 1...2 {
             sentBefore.store(stage.apns.records.requests, ordering: .releasing)
             try stage.enqueue()
-            try eventually("requests that were not retried at once wait") {
+            try eventually("requests that were not retried at once wait", within: 120) {
                 try stage.database.psql(
                     "UPDATE tokenkeeper.send_request SET scheduled_at = NULL WHERE claimed_by IS NULL AND scheduled_at IS NOT NULL"
                 )
