@@ -4,7 +4,7 @@
 -- error, and what reaches its queues goes to moved_row, which is passed on. After that it sends all facts once more, with the history. Each fact is merged as
 -- the greatest, so what comes twice, late or from both sides changes nothing.
 --
--- Locks at the target: those of merge_batch. At the source: none, but for the rows that end_move deletes.
+-- Locks: at the target, those of merge_batch; at the source, the rows that end_move deletes, and nothing else.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.move_fault(topic text) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -161,6 +161,8 @@ DECLARE
     one_token boolean := tokenkeeper.has_one_token_per_device(take_facts.topic);
     receipt timestamptz := clock_timestamp();
     of_stream text := CASE WHEN is_final THEN 'final ' ELSE 'copy ' END || take_facts.environment;
+    given jsonb := take_facts.facts::jsonb;
+    keys bytea[];
     added record;
     merged record;
     checks tokenkeeper.device_check[];
@@ -169,14 +171,15 @@ BEGIN
     INSERT INTO tokenkeeper.arrival (source, topic, stream) VALUES (take_facts.source, take_facts.topic, of_stream) ON CONFLICT DO NOTHING;
     UPDATE tokenkeeper.arrival AS a
     SET position = coalesce(take_facts.last_key, a.position), is_complete = take_facts.last_key IS NULL, changed_at = receipt,
-        taken = a.taken + coalesce(jsonb_array_length(take_facts.facts::jsonb), 0)
+        taken = a.taken + coalesce(jsonb_array_length(given), 0)
     WHERE a.source = take_facts.source COLLATE "C" AND a.topic = take_facts.topic COLLATE "C" AND a.stream = of_stream COLLATE "C" AND a.position = take_facts.after;
     IF NOT FOUND OR take_facts.last_key IS NULL THEN
         -- It was taken before, or there is nothing more.
         RETURN (SELECT a.position FROM tokenkeeper.arrival AS a WHERE a.source = take_facts.source COLLATE "C" AND a.topic = take_facts.topic COLLATE "C" AND a.stream = of_stream COLLATE "C");
     END IF;
-    take_facts.facts := tokenkeeper.without_forgotten(take_facts.facts::jsonb)::text;
-    SELECT * INTO added FROM tokenkeeper.add_arrived(take_facts.facts::jsonb, of_topic, one_token);
+    given := tokenkeeper.without_forgotten(given);
+    keys := ARRAY(SELECT decode(substr(f ->> 'token_key', 3), 'hex') FROM jsonb_array_elements(given) AS f);
+    SELECT * INTO added FROM tokenkeeper.add_arrived(given, of_topic, one_token);
     -- What the source has found out about a device since the token came first.
     checks := added.checks || ARRAY(
         SELECT ROW(of_topic, k.device_id, k.token_key, false)::tokenkeeper.device_check
@@ -199,13 +202,12 @@ BEGIN
     PERFORM tokenkeeper.resolve_devices(checks, receipt);
     -- The retention of what is suppressed began at the source.
     UPDATE tokenkeeper.suppression AS s SET since = f.since
-    FROM jsonb_to_recordset(take_facts.facts::jsonb) AS f (token_key bytea, since timestamptz)
+    FROM jsonb_to_recordset(given) AS f (token_key bytea, since timestamptz)
     WHERE s.topic_id = of_topic AND s.token_key = f.token_key AND s.since > f.since;
     IF is_final THEN
         -- The history that comes has the same events, with their own instants.
         DELETE FROM tokenkeeper.token_event_log AS e
-        WHERE e.token_key IN (SELECT decode(substr(f ->> 'token_key', 3), 'hex') FROM jsonb_array_elements(take_facts.facts::jsonb) AS f)
-          AND e.topic_id = of_topic AND e.transaction_id = pg_current_xact_id();
+        WHERE e.token_key = ANY (keys) AND e.topic_id = of_topic AND e.transaction_id = pg_current_xact_id();
     END IF;
     INSERT INTO tokenkeeper.token_event_log (at, topic_id, token_key, event, cause, reason, device_id, user_id,
         registered_before, registered_after, invalidated_before, invalidated_after)
@@ -213,7 +215,7 @@ BEGIN
            e.registered_before, e.registered_after, e.invalidated_before, e.invalidated_after
     FROM jsonb_populate_recordset(NULL::tokenkeeper.token_event_log, take_facts.history::jsonb) AS e
     -- Not of a token that was forgotten on the way.
-    WHERE e.token_key IN (SELECT decode(substr(f ->> 'token_key', 3), 'hex') FROM jsonb_array_elements(take_facts.facts::jsonb) AS f);
+    WHERE e.token_key = ANY (keys);
     RETURN take_facts.last_key;
 END
 $$;

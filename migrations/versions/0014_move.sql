@@ -23,7 +23,7 @@ COMMENT ON INDEX tokenkeeper.moved_row_topic IS 'The rows of a topic, in their o
 CREATE TABLE tokenkeeper.arrival (
     source      text COLLATE "C" NOT NULL,
     topic       text COLLATE "C" NOT NULL,
-    -- What is sent: copy and final with an environment, or rows.
+    -- `copy production`, `final production`, the same for sandbox, or `rows`.
     stream      text COLLATE "C" NOT NULL,
     position    bytea NOT NULL DEFAULT '',
     taken       bigint NOT NULL DEFAULT 0,

@@ -110,7 +110,7 @@ import Testing
         }
         for database in [east, west, alone] {
             for table in ["send_result", "registration", "moved_row"] {
-                // What was passed on is in the next queue before it leaves this one.
+                // A row that is passed on reaches the next queue before it leaves this one.
                 try eventually("\(table) is empty") {
                     try database.psql("SELECT count(*) FROM tokenkeeper.\(table)", user: "postgres") == "0"
                 }
