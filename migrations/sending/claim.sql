@@ -45,7 +45,7 @@ BEGIN
                          + coalesce(octet_length(d.collapse_id), 0) + coalesce(pg_column_size(d.payload), 0) > 65536
                     THEN tokenkeeper.request_size_fault(d.environment, d.topic, d.token, d.push_type, d.collapse_id, d.payload) END AS size_fault,
                -- Only a small payload is carried along. One that is small as jsonb may be megabytes long as text.
-               CASE WHEN pg_column_size(p.body) < 2000 AND octet_length(p.body::text) <= 8192 THEN p.body::text END AS body_text,
+               CASE WHEN octet_length(w.words) <= 8192 THEN w.words END AS body_text,
                CASE WHEN p.body IS NULL AND d.payload IS NOT NULL THEN tokenkeeper.payload_fault(d.payload) END AS payload_fault,
                -- If a daemon has deferred the request, scheduled_at is not the sender's.
                d.deferred, CASE WHEN NOT d.deferred THEN d.scheduled_at END AS asked_for,
@@ -60,6 +60,7 @@ BEGIN
         -- What all requests of a campaign have in common. OFFSET: by the primary key, and only for those of a campaign.
         LEFT JOIN LATERAL (SELECT a.* FROM tokenkeeper.campaign AS a WHERE a.campaign_id = d.campaign_id OFFSET 0) AS c ON d.campaign_id IS NOT NULL
         CROSS JOIN LATERAL (SELECT tokenkeeper.parsed_payload(coalesce(d.payload, c.payload)) AS body OFFSET 0) AS p
+        CROSS JOIN LATERAL (SELECT CASE WHEN pg_column_size(p.body) < 2000 THEN p.body::text END AS words OFFSET 0) AS w
         CROSS JOIN LATERAL (SELECT coalesce(d.push_type, c.push_type, tokenkeeper.push_type_of(p.body, of_topic.topic)) AS kind) AS k
         OFFSET 0) AS u
     -- LIMIT: prevents a join that would read the whole ledger.

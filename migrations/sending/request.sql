@@ -82,7 +82,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.default_expiration(push_type text, since timestamptz) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN push_type COLLATE "C" IN ('voip', 'pushtotalk', 'location') THEN since + interval '30 seconds' END;
 COMMENT ON FUNCTION tokenkeeper.default_expiration(text, timestamptz) IS
     'When a request expires that names no expiration: a call, a word over push-to-talk and a question for the location half a minute after it could first be sent. '
@@ -100,6 +100,15 @@ RETURN CASE
                       'relevance_score', 'relevanceScore', 'target_content_id', 'targetContentId', 'filter_criteria', 'filterCriteria']
         THEN 'aps has a key that devices ignore: expected lower case and hyphens, such as alert, mutable-content or thread-id'
     WHEN jsonb_typeof(aps -> 'badge') NOT IN ('number', 'null') THEN 'badge is ' || left((aps -> 'badge')::text, 20) || ', expected a number: devices ignore anything else'
+    WHEN aps -> 'mutable-content' NOT IN ('1', '0', 'null', 'false')
+        THEN 'mutable-content is ' || left((aps -> 'mutable-content')::text, 20) || ', expected 1: devices ignore anything else'
+    WHEN jsonb_typeof(aps -> 'sound') NOT IN ('string', 'object', 'null')
+        THEN 'sound is ' || left((aps -> 'sound')::text, 20) || ', expected a text, or a dictionary for a critical alert: devices ignore anything else'
+    WHEN jsonb_typeof(aps -> 'relevance-score') NOT IN ('number', 'null')
+        THEN 'relevance-score is ' || left((aps -> 'relevance-score')::text, 20) || ', expected a number: devices ignore anything else'
+    WHEN jsonb_typeof(aps -> 'thread-id') NOT IN ('string', 'null') OR jsonb_typeof(aps -> 'category') NOT IN ('string', 'null')
+            OR jsonb_typeof(aps -> 'target-content-id') NOT IN ('string', 'null')
+        THEN 'thread-id, category or target-content-id is no text: devices ignore anything else'
     WHEN aps -> 'interruption-level' NOT IN ('"passive"', '"active"', '"time-sensitive"', '"critical"')
         THEN 'interruption-level is ' || left((aps -> 'interruption-level')::text, 20) || ', expected passive, active, time-sensitive or critical'
     WHEN jsonb_typeof(aps -> 'alert') IN ('number', 'boolean', 'array') AND aps -> 'alert' NOT IN ('[]', 'false')
@@ -110,6 +119,11 @@ RETURN CASE
         THEN 'aps has no alert, sound or badge: devices would show nothing'
     WHEN push_type COLLATE "C" = 'alert' AND aps -> 'alert' IN ('null', '""', '{}', '[]', 'false') AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge']
         THEN 'alert is ' || (aps -> 'alert')::text || ', expected a text or a dictionary: devices would show nothing'
+    WHEN push_type COLLATE "C" = 'alert' AND jsonb_typeof(aps -> 'alert') = 'object'
+            AND coalesce(aps #>> '{alert,title}', '') = '' AND coalesce(aps #>> '{alert,body}', '') = '' AND coalesce(aps #>> '{alert,subtitle}', '') = ''
+            AND coalesce(aps #>> '{alert,title-loc-key}', '') = '' AND coalesce(aps #>> '{alert,loc-key}', '') = ''
+            AND coalesce(aps #>> '{alert,subtitle-loc-key}', '') = '' AND NOT jsonb_strip_nulls(aps) ?| ARRAY['sound', 'badge']
+        THEN 'alert has an empty title and body: devices would show nothing'
 END;
 COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb, text) IS
     'Why devices would do nothing with what a payload has under aps: what was found and what was expected; null if nothing is wrong. APNs accepts such pushes.';
@@ -123,6 +137,12 @@ RETURN CASE
     WHEN (jsonb_typeof(aps -> 'timestamp') = 'number' AND aps -> 'timestamp' < '100000000000') IS NOT TRUE
         THEN 'timestamp is ' || coalesce(left((aps -> 'timestamp')::text, 20), 'missing') || ', expected seconds since 1970: devices would ignore the push'
     WHEN aps -> 'event' <> '"end"' AND NOT aps ? 'content-state' THEN 'content-state is missing: devices would ignore the push'
+    WHEN jsonb_typeof(aps -> 'content-state') <> 'object'
+        THEN 'content-state is a JSON ' || jsonb_typeof(aps -> 'content-state') || ', expected an object: devices would ignore the push'
+    WHEN jsonb_typeof(aps -> 'dismissal-date') NOT IN ('number', 'null') OR jsonb_typeof(aps -> 'dismissal-date') = 'number' AND aps -> 'dismissal-date' >= '100000000000'
+        THEN 'dismissal-date is ' || left((aps -> 'dismissal-date')::text, 20) || ', expected seconds since 1970: devices would ignore it'
+    WHEN jsonb_typeof(aps -> 'stale-date') NOT IN ('number', 'null') OR jsonb_typeof(aps -> 'stale-date') = 'number' AND aps -> 'stale-date' >= '100000000000'
+        THEN 'stale-date is ' || left((aps -> 'stale-date')::text, 20) || ', expected seconds since 1970: devices would ignore it'
     WHEN aps -> 'event' = '"start"' AND NOT aps ?& ARRAY['attributes-type', 'attributes'] THEN 'event is start, expected attributes-type and attributes, too'
 END;
 COMMENT ON FUNCTION tokenkeeper.live_activity_fault(jsonb) IS
@@ -164,11 +184,12 @@ RETURN CASE
         AND tokenkeeper.aps_fault(payload -> 'aps', push_type) IS NOT NULL
         THEN tokenkeeper.aps_fault(payload -> 'aps', push_type)
     WHEN push_type COLLATE "C" IN ('alert', 'background') AND topic COLLATE "C" NOT LIKE 'pass.%' AND (
-            NOT payload ? 'aps' AND payload ?| ARRAY['alert', 'content-available']
-            OR payload ? 'content-available' AND NOT payload -> 'aps' ? 'content-available')
+            payload ? 'content-available' AND (payload -> 'aps' ? 'content-available') IS NOT TRUE
+            OR push_type COLLATE "C" = 'alert' AND payload ? 'alert' AND (payload -> 'aps' ? 'alert') IS NOT TRUE)
         THEN 'payload has alert or content-available outside aps, expected them within it: devices would show nothing'
-    WHEN push_type COLLATE "C" IN ('alert', 'background') AND NOT payload ? 'aps' AND payload ?| ARRAY['APS', 'Aps', 'apns', 'APNS', 'notification', 'GCM']
-        THEN 'payload has no aps, but what another service takes: expected what APNs gets, {"aps":{"alert":...}}'
+    WHEN push_type COLLATE "C" = 'alert' AND topic COLLATE "C" NOT LIKE 'pass.%' AND NOT payload ? 'aps'
+            AND payload ?| ARRAY['APS', 'Aps', 'apns', 'APNS', 'notification', 'GCM', 'data', 'message', 'payload', 'to']
+        THEN 'payload has no aps, expected what APNs gets, such as {"aps":{"alert":"Hi"}}: devices would show nothing'
     WHEN push_type COLLATE "C" = 'liveactivity' AND tokenkeeper.live_activity_fault(payload -> 'aps') IS NOT NULL
         THEN tokenkeeper.live_activity_fault(payload -> 'aps')
     -- A Wallet pass is updated by an empty push.
@@ -186,8 +207,9 @@ RETURN CASE
         THEN 'collapse_id is ' || octet_length(collapse_id)::text || ' bytes long, expected 1 to 64'
     WHEN collapse_id COLLATE "C" ~ '[^ -~]|^ | $' THEN 'collapse_id has characters that no header can carry'
     -- A lower bound: separators inside strings are removed too. The exact length is checked when it is sent.
-    WHEN CASE WHEN payload_text IS NOT NULL THEN octet_length(replace(replace(payload_text COLLATE "C", ': ', ':'), ', ', ','))
-              ELSE tokenkeeper.payload_length(payload) END > CASE push_type COLLATE "C" WHEN 'voip' THEN 5120 ELSE 4096 END
+    WHEN (octet_length(payload_text) <= 4096) IS NOT TRUE
+        AND CASE WHEN payload_text IS NOT NULL THEN octet_length(replace(replace(payload_text COLLATE "C", ': ', ':'), ', ', ','))
+                 ELSE tokenkeeper.payload_length(payload) END > CASE push_type COLLATE "C" WHEN 'voip' THEN 5120 ELSE 4096 END
         THEN 'payload is over ' || CASE push_type COLLATE "C" WHEN 'voip' THEN '5120' ELSE '4096' END || ' bytes long'
 END;
 COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) IS

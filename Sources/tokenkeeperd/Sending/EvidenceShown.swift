@@ -11,9 +11,7 @@ extension ResponseEvidence {
             .filter { !others.contains($0.key) }
         return shown.sorted { $0.key < $1.key }.compactMap { subject, cause in
             // A topic does not repeat what its credential says.
-            if case .topic = subject, case .goes(let suspicion) = standings[subject],
-                let scope = suspicion.refusal?.scope,
-                shown[.server(scope)]?.words == cause.words
+            if case .topic = subject, let scope = standings[subject]?.scope, shown[.server(scope)]?.words == cause.words
             {
                 return nil
             }
@@ -30,6 +28,7 @@ extension ResponseEvidence {
         let (before, who, after) =
             switch (subject, cause.kind) {
             case (.topic(let topic), .message): ("APNs refuses the messages of ", "\(topic)", "")
+            case (.topic(let topic), .server), (.topic(let topic), .foreign): ("requests for ", "\(topic)", " fail")
             case (.topic(let topic), _): ("APNs refuses requests of ", "\(topic)", "")
             case (.server(let scope), .sender) where cause.words.hasPrefix("APNs"):
                 ("APNs refuses the credential (", "\(scope)", ")")

@@ -10,7 +10,8 @@ internal import TokenModel
 /// - After a pause, one request at a time tries the subject: see `Trial`. If it is refused, the next pause is longer. Any accepted request ends it all, also
 ///   for other credentials with the same cause: the same environment's server, or the same key.
 /// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and
-///   within ten minutes. After five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one.
+///   within ten minutes. After five it fails. Once one counts, the request's later refusals are no evidence against anything else: it is the odd one. What is
+///   not from APNs says nothing about a request: it fails only when the time of its retries is over.
 /// - While a credential pauses, no refusal counts: if nothing is accepted, nothing fails.
 struct ResponseEvidence {
     /// What pauses.
@@ -68,19 +69,25 @@ struct ResponseEvidence {
     /// - Parameters:
     ///   - trial: The subject whose trial the request was.
     ///   - age: How long ago the request was first sent.
+    ///   - retryFor: How long a request is retried.
     mutating func note(
         _ step: RetryPolicy.Step, of claimed: ClaimedRequest, in scope: CredentialScope, trial: Subject?,
-        age: Duration, at now: ContinuousClock.Instant
+        age: Duration, retryFor: Duration, at now: ContinuousClock.Instant
     ) -> Finding {
         var outcome = Outcome(step: step, claimed: claimed, scope: scope, trial: trial, age: age, now: now)
         // Before this outcome is noted: it may be the last that it takes.
         outcome.isOdd = step.blame.isRefusal && countsAgainstRequest(outcome)
-        return Finding(fate: fate(after: outcome), pause: suspect(after: outcome))
+        return Finding(fate: fate(after: outcome, retryFor: retryFor), pause: suspect(after: outcome))
     }
 
-    private func fate(after outcome: Outcome) -> RequestFate {
+    private func fate(after outcome: Outcome, retryFor: Duration) -> RequestFate {
         // A request that may have been delivered has no sends to lose: it stays interrupted.
         guard outcome.isOdd, case .later(_, let error) = outcome.step.fate else { return outcome.step.fate }
+        if case .foreign = outcome.step.blame {
+            // APNs has not judged it.
+            return outcome.age < retryFor
+                ? outcome.step.fate : .failed("\(error); failed after \(outcome.claimed.attempts + 1) tries")
+        }
         let count = outcome.claimed.refusals + 1
         return count < RetryPolicy.refusals
             ? .refused(RetryPolicy.pause(afterRefusals: outcome.claimed.refusals), error)
@@ -101,12 +108,12 @@ struct ResponseEvidence {
         case (.message, _), (.topic, _):
             accept(server)
             return isKnownToBeOdd ? nil : suspect(topic, outcome)
-        case (.server, _), (.unreachable, _): return suspect(server, outcome)
-        case (.sender, _), (.foreign, _):
+        case (.unreachable, _): return suspect(server, outcome)
+        case (.server, _), (.sender, _), (.foreign, _):
             if isKnownToBeOdd { return nil }
             let pause =
                 !isOfOneTopic(outcome) || isOnTrial(server) ? suspect(server, outcome) : nil
-            // The credential may be refused for this topic, and accepted for others.
+            // It may be this topic's only.
             return isOnTrial(server) ? pause : suspect(topic, outcome)
         case (.nobody, _): break
         }
@@ -134,11 +141,15 @@ struct ResponseEvidence {
         accepted[topic].map { $0.at.duration(to: now) < RetryPolicy.acceptedWithin } ?? false
     }
 
-    /// Whether the credential was accepted for another topic lately, and not for this one: then it is this topic.
+    /// Whether only this topic draws such outcomes: the credential was accepted for another one lately, and not for this one.
     private func isOfOneTopic(_ outcome: Outcome) -> Bool {
-        !wasAccepted(outcome.topic, at: outcome.now)
-            && accepted.contains {
-                $0.key != outcome.topic && $0.value.scope == outcome.scope && wasAccepted($0.key, at: outcome.now)
+        guard let cause = outcome.cause, !wasAccepted(outcome.topic, at: outcome.now) else { return false }
+        return accepted.contains {
+            $0.key != outcome.topic && $0.value.scope == outcome.scope && wasAccepted($0.key, at: outcome.now)
+        }
+            && !standings.contains {
+                guard case .topic(let other) = $0.key, case .goes(let suspicion) = $0.value else { return false }
+                return other != outcome.topic && suspicion.scope == outcome.scope && suspicion.tokens[cause.kind] != nil
             }
     }
 
@@ -166,16 +177,20 @@ struct ResponseEvidence {
         guard let evidence = RetryPolicy.Evidence(outcome.step.blame), var cause = outcome.cause else { return nil }
         var number = 1
         var trial = Trial()
-        switch standings[subject] ?? .goes(.init()) {
+        switch standings[subject] ?? .goes(.init(scope: outcome.scope)) {
         case .goes(var suspicion):
-            if !outcome.isOdd, outcome.step.blame.isRefusal {
-                suspicion.refused(cause, in: outcome.scope, at: outcome.now)
-            }
+            if !outcome.isOdd, outcome.step.blame.isRefusal { suspicion.refused(cause, at: outcome.now) }
             suspicion.tokens[cause.kind, default: []].insert(outcome.claimed.request.address)
             standings[subject] = .goes(suspicion)
             if suspicion.tokens[cause.kind]!.count < evidence.tokens { return nil }
-            // What others had drawn until now may have been the server's fault, too.
-            if case .server = subject { standings = standings.filter { $0.value.pause != nil } }
+            // What others had drawn until now may have been the server's fault, too, and so are pauses of its topics with the same cause.
+            if case .server = subject {
+                standings = standings.filter { other, standing in
+                    guard let pause = standing.pause else { return false }
+                    if case .server = other { return true }
+                    return standing.scope != outcome.scope || pause.cause.kind != cause.kind
+                }
+            }
         case .pauses(let pause):
             // A request from before the pause says nothing new.
             if outcome.now < pause.until || outcome.trial != subject { return nil }
@@ -184,7 +199,9 @@ struct ResponseEvidence {
             if cause.words.isEmpty { cause.words = pause.cause.words }
         }
         let duration = timing.scaled(evidence.pause).pause(after: number - 1).jittered()
-        standings[subject] = .pauses(.init(until: outcome.now + duration, number: number, cause: cause, trial: trial))
+        standings[subject] = .pauses(
+            .init(
+                scope: outcome.scope, until: outcome.now + duration, number: number, cause: cause, trial: trial))
         return Finding.Pause(subject: subject, duration: duration)
     }
 
@@ -193,14 +210,20 @@ struct ResponseEvidence {
         standings = standings.filter { !isMeant($0.key) }
     }
 
-    /// Forgets the pauses and the refusals of subjects without requests.
+    /// Forgets the pauses and the refusals of subjects without requests. A credential that is refused stays on trial: other hosts may send all that comes, and the
+    /// next requests that this host claims would be refused, too.
     mutating func keep(where hasRequests: (Subject) -> Bool) {
-        for (subject, standing) in standings where !hasRequests(subject) {
-            switch standing {
-            case .pauses: standings[subject] = nil
-            case .goes(var suspicion):
+        for (subject, standing) in standings {
+            let isIdle = !hasRequests(subject)
+            switch (subject, standing) {
+            case (.server, .pauses(var pause)) where [.sender, .foreign].contains(pause.cause.kind):
+                pause.isIdle = isIdle
+                standings[subject] = .pauses(pause)
+            case (_, .pauses) where isIdle: standings[subject] = nil
+            case (_, .goes(var suspicion)) where isIdle:
                 suspicion.refusal = nil
                 standings[subject] = .goes(suspicion)
+            case (_, .pauses), (_, .goes): break
             }
         }
     }

@@ -165,7 +165,8 @@ struct SendState {
             let trial = evidence.trial(of: address, in: scope)
             let age = now.timeOfDay.microseconds - claimed.firstSentAt.microseconds
             let finding = evidence.note(
-                step, of: claimed, in: scope, trial: trial, age: .microseconds(age), at: now.clock)
+                step, of: claimed, in: scope, trial: trial, age: .microseconds(age), retryFor: policy.retryFor,
+                at: now.clock)
             step.fate = finding.fate
             // It is the sender or the topic that pauses here. Another daemon may be able to send it.
             if step.blame.isRefusal, isOnTrial(address.scope), case .later(let pause, let words) = step.fate {

@@ -20,6 +20,8 @@ enum Standing {
 
     /// What has failed since the last accepted request.
     struct Suspicion {
+        /// The credential whose requests failed.
+        var scope: CredentialScope
         var tokens: [Kind: Set<TokenAddress>] = [:]
         /// The refusals, without those of an odd request.
         var refusal: Refusal?
@@ -30,18 +32,20 @@ enum Standing {
         var since: ContinuousClock.Instant
         var last: ContinuousClock.Instant
         var cause: Cause
-        var scope: CredentialScope
 
         /// A refused request waits for its next try: five minutes at most.
         static let lasts: Duration = .seconds(360)
     }
 
     struct Pause {
+        var scope: CredentialScope
         var until: ContinuousClock.Instant
         /// Its number since a request was accepted.
         var number: Int
         var cause: Cause
         var trial: Trial
+        /// Whether nothing waits for it.
+        var isIdle = false
     }
 
     struct Cause {
@@ -54,10 +58,18 @@ enum Standing {
         if case .pauses(let pause) = self { pause } else { nil }
     }
 
+    /// The credential whose requests failed.
+    var scope: CredentialScope {
+        switch self {
+        case .goes(let suspicion): suspicion.scope
+        case .pauses(let pause): pause.scope
+        }
+    }
+
     /// The cause as it is shown; nil if it is not. Enough refused tokens pause a subject. Fewer are shown after `patience`, until a request is accepted.
     func shown(after patience: Duration, at now: ContinuousClock.Instant) -> Cause? {
         switch self {
-        case .pauses(let pause): return pause.cause
+        case .pauses(let pause): return pause.isIdle ? nil : pause.cause
         case .goes(let suspicion):
             guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= patience,
                 refusal.last.duration(to: now) < Refusal.lasts
@@ -68,9 +80,9 @@ enum Standing {
 }
 
 extension Standing.Suspicion {
-    mutating func refused(_ cause: Standing.Cause, in scope: CredentialScope, at now: ContinuousClock.Instant) {
+    mutating func refused(_ cause: Standing.Cause, at now: ContinuousClock.Instant) {
         let before = refusal.flatMap { $0.last.duration(to: now) < Standing.Refusal.lasts ? $0.since : nil }
-        refusal = Standing.Refusal(since: before ?? now, last: now, cause: cause, scope: scope)
+        refusal = Standing.Refusal(since: before ?? now, last: now, cause: cause)
     }
 }
 

@@ -37,7 +37,8 @@ private typealias Decisions = `The sender's decisions`
         var claimed = Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: topic)
         claimed.refusals = refusals
         claimed.othersAccepted = othersAccepted
-        return evidence.note(step, of: claimed, in: main, trial: trial, age: age, at: start + time)
+        return evidence.note(
+            step, of: claimed, in: main, trial: trial, age: age, retryFor: .seconds(86400), at: start + time)
     }
 
     @Test(arguments: kinds.indices)
@@ -100,7 +101,7 @@ private typealias Decisions = `The sender's decisions`
                     _ = evidence.note(
                         step, of: Decisions.claimed(Int64(token), String(token + 0x1000, radix: 16), topic: name),
                         in: CredentialScope(credential: name, environment: "production"), trial: nil, age: .zero,
-                        at: start)
+                        retryFor: .zero, at: start)
                 }
             }
             return evidence
@@ -236,6 +237,69 @@ private typealias Decisions = `The sender's decisions`
         for token in 1...4 { #expect(note(Self.invalid, token: token, &evidence, at: .seconds(60)).pause == nil) }
         #expect(note(Self.invalid, token: 5, &evidence, at: .seconds(60)).pause?.subject == .topic(topic))
         #expect(!evidence.isOnTrial(.server(main)))
+    }
+
+    @Test func `a topic that alone draws errors of the server pauses, and its siblings go on`() {
+        var evidence = ResponseEvidence(.production)
+        let failed = RetryPolicy.Step(.later(.seconds(900), "no response"), .server)
+        _ = note(accepted, token: 9, topic: "b", &evidence)
+        for token in 1...19 { #expect(note(failed, token: token, &evidence).pause == nil) }
+        #expect(note(failed, token: 20, &evidence).pause?.subject == .topic(topic))
+        #expect(
+            evidence.problems(except: [], at: start).map(\.words) == [
+                "requests for \(topic) fail, and requests wait: no response"
+            ])
+        #expect(note(failed, token: 20, trial: .topic(topic), &evidence, at: .seconds(6)).pause != nil)
+        _ = note(accepted, token: 1, trial: .topic(topic), &evidence, at: .seconds(20))
+        #expect(evidence.isQuiet)
+    }
+
+    @Test func `errors of the server for many topics pause the credential, though none has many requests`() {
+        var evidence = ResponseEvidence(.production)
+        let failed = RetryPolicy.Step(.later(.seconds(900), "503"), .server)
+        _ = note(accepted, token: 9, topic: "b", &evidence)
+        // The first one may have been its topic's only.
+        for token in 1...20 { #expect(note(failed, token: token, topic: "t\(token)", &evidence).pause == nil) }
+        #expect(note(failed, token: 21, topic: "t21", &evidence).pause?.subject == .server(main))
+    }
+
+    @Test func `a response that is not from APNs fails no request before the time of its retries is over`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 9, &evidence)
+        let step = Self.refusal(.foreign("the server answered 502"))
+        for refusals in 0...20 {
+            #expect(note(step, token: 1, refusals: refusals, age: .seconds(80000), &evidence).fate == step.fate)
+        }
+        let words = "the server answered 502; failed after 1 tries"
+        #expect(note(step, token: 1, age: .seconds(86400), &evidence).fate == .failed(words))
+        for token in 1...5 { _ = note(step, token: token, &evidence) }
+        #expect(note(step, token: 1, age: .seconds(86400), &evidence).fate == step.fate, "nothing is accepted")
+    }
+
+    /// Other hosts send all that comes, so nothing waits now and then.
+    @Test func `a host whose credential is refused stays on trial while nothing waits, and shows nothing`() {
+        var evidence = ResponseEvidence(.production)
+        for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
+        evidence.keep { _ in false }
+        #expect(evidence.isOnTrial(.server(main)) && evidence.problems(except: [], at: start).isEmpty)
+        evidence.keep { _ in true }
+        #expect(evidence.problems(except: [], at: start).count == 1)
+        #expect(note(Self.invalid, token: 6, trial: .server(main), &evidence, at: .seconds(60)).pause != nil)
+        _ = note(accepted, token: 7, trial: .server(main), &evidence, at: .seconds(90))
+        #expect(evidence.isQuiet)
+        for token in 1...20 { _ = note(.init(.later(.seconds(1), "w"), .server), token: token, &evidence) }
+        evidence.keep { _ in false }
+        #expect(evidence.isQuiet, "a server that fails is no fault of this host")
+    }
+
+    @Test func `a key that is refused for one topic and then for all is one pause and one sentence`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 9, topic: "b", &evidence)
+        for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
+        #expect(evidence.isOnTrial(.topic(topic)) && !evidence.isOnTrial(.server(main)))
+        for token in 1...5 { _ = note(Self.invalid, token: token, topic: "b", &evidence) }
+        #expect(!evidence.isOnTrial(.topic(topic)) && evidence.isOnTrial(.server(main)))
+        #expect(evidence.problems(except: [], at: start).count == 1)
     }
 
     @Test func `few refused tokens pause nothing, and are shown after a while until one is accepted`() {

@@ -57,7 +57,7 @@ private typealias Decisions = `The sender's decisions`
             _ = evidence.note(
                 RetryPolicy.Step(.later(.seconds(900), "503"), .server), of: Decisions.claimed(1, String(token)),
                 in: main, trial: nil,
-                age: .zero, at: .now)
+                age: .zero, retryFor: .zero, at: .now)
         }
         var tried: [String] = []
         for _ in 1...4 {
