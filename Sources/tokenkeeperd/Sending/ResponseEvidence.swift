@@ -235,6 +235,11 @@ struct ResponseEvidence {
     /// Whether no request was accepted since the subject last paused.
     func isOnTrial(_ subject: Subject) -> Bool { standings[subject]?.pause != nil }
 
+    /// Whether a credential's server pauses because it returns errors or cannot be reached.
+    func fails(_ scope: CredentialScope) -> Bool {
+        standings[.server(scope)]?.pause.map { [.server, .unreachable].contains($0.cause.kind) } ?? false
+    }
+
     /// Whether no subject pauses or is on trial.
     var isQuiet: Bool { !standings.values.contains { $0.pause != nil } }
 }

@@ -110,7 +110,9 @@ struct SendState {
 
     func waiting(at now: ContinuousClock.Instant) -> [WaitingProblem] {
         let silent = servers.sorted { $0.key < $1.key }.compactMap { scope, server in
-            server.problem(of: scope, after: timing.unanswered, at: now).map { (scope: scope, problem: $0) }
+            server.problem(
+                of: scope, after: timing.unanswered, isPausing: evidence.fails(scope), at: now
+            ).map { (scope: scope, problem: $0) }
         }
         return blockedSources.map(WaitingProblem.init) + WaitingProblem.joined(silent.map(\.problem))
             + WaitingProblem.joined(evidence.problems(except: silent.map(\.scope), at: now)).first(20)

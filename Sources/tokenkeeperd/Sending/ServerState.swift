@@ -33,11 +33,15 @@ struct ServerState {
 
     /// `ResponseEvidence` lets a server pause after many failures. Even a single request must not fail to be sent unnoticed.
     ///
-    /// - Parameter patience: A failure is shown when no request has been answered for this long.
-    func problem(of scope: CredentialScope, after patience: Duration, at now: ContinuousClock.Instant)
-        -> WaitingProblem?
-    {
-        guard let silence, silence.since.duration(to: now) >= patience else { return nil }
+    /// - Parameters:
+    ///   - patience: A failure is shown when no request has been answered for this long.
+    ///   - isPausing: Whether the server pauses because of failures: they are shown at once, in the same words as later.
+    func problem(
+        of scope: CredentialScope, after patience: Duration, isPausing: Bool, at now: ContinuousClock.Instant
+    ) -> WaitingProblem? {
+        guard let silence, silence.since.duration(to: now) >= patience || (isPausing && silence.failure != nil) else {
+            return nil
+        }
         guard let failure = silence.failure else {
             return WaitingProblem(
                 "requests wait for a response (", "\(scope)", "): none has come for more than \(patience)")

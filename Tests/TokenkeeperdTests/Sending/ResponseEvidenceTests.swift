@@ -188,9 +188,14 @@ private typealias Decisions = `The sender's decisions`
     @Test func `a server that responds to nothing is shown, before a request has ended`() {
         var server = ServerState()
         _ = server.submit([Decisions.claimed(1, "ab", topic: "a")], at: start)
-        #expect(server.problem(of: main, after: .seconds(10), at: start + .seconds(9)) == nil)
-        let problem = server.problem(of: main, after: .seconds(10), at: start + .seconds(11))
+        #expect(server.problem(of: main, after: .seconds(10), isPausing: true, at: start + .seconds(9)) == nil)
+        let problem = server.problem(of: main, after: .seconds(10), isPausing: false, at: start + .seconds(11))
         #expect(problem?.words.contains("none has come for more than 10.0 seconds") == true, "\(problem as Any)")
+        server.note(.unanswered(PushFailure(kind: .connect, message: "refused", mayHaveArrived: false)))
+        #expect(server.problem(of: main, after: .seconds(10), isPausing: false, at: start) == nil)
+        let early = server.problem(of: main, after: .seconds(10), isPausing: true, at: start)
+        let late = server.problem(of: main, after: .seconds(10), isPausing: true, at: start + .seconds(20))
+        #expect(early == late && early?.words.contains("refused") == true, "one outage is one sentence")
     }
 
     @Test func `many odd requests of a topic do not pause it, and each of them fails`() {
