@@ -254,6 +254,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.take_policy(text, text, jsonb),
     tokenkeeper.left_behind(text),
     tokenkeeper.end_move(text, integer),
+    tokenkeeper.take_back(text),
     tokenkeeper.forget_arrival(text, text)
     TO tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION

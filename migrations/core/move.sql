@@ -380,6 +380,35 @@ COMMENT ON FUNCTION tokenkeeper.end_move(text, integer) IS
     'Deletes some tokens of a topic that has moved, with their history, and returns how many; 0 when none is left: then the topic is no longer marked. Raises 55000 if '
     'something else of it is left behind.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.take_back(topic text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    late bigint;
+BEGIN
+    UPDATE tokenkeeper.topic AS t SET moved_to = NULL WHERE t.topic = take_back.topic COLLATE "C" AND t.moved_to IS NOT NULL;
+    WITH late AS (
+        DELETE FROM tokenkeeper.moved_row AS m WHERE m.topic = take_back.topic COLLATE "C" RETURNING m.queue, m.content
+    ), results AS (
+        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at, queued_at, attempts, released)
+        SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at, r.queued_at, r.attempts, r.released
+        FROM late AS m CROSS JOIN LATERAL jsonb_populate_record(NULL::tokenkeeper.send_result, m.content) AS r WHERE m.queue = 'send_result'
+    ), registrations AS (
+        INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, returned, row_key,
+            queued_at, attempts, released)
+        SELECT r.environment, r.topic, r.token, r.registered_at, r.device_id, r.user_id, r.tags, r.unregistered, r.returned, r.row_key,
+               r.queued_at, r.attempts, r.released
+        FROM late AS m CROSS JOIN LATERAL jsonb_populate_record(NULL::tokenkeeper.registration, m.content) AS r WHERE m.queue = 'registration'
+    )
+    SELECT count(*) INTO late FROM late;
+    RETURN late;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.take_back(text) IS
+    'A topic that has moved is to come back before the move has ended: it is no longer marked, and rows that waited to be passed on are queued here again. Returns '
+    'how many.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_arrival(source text, topic text) RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -107,6 +107,11 @@ public enum Explanation {
 
     /// One sentence: whether the token may be sent to, and why.
     public static func verdict(_ history: TokenHistory) -> String {
+        let moved = history.movedTo.map { "its topic has moved to the database \($0), which knows it now. Here: " }
+        return (moved ?? "") + verdictHere(history)
+    }
+
+    private static func verdictHere(_ history: TokenHistory) -> String {
         guard history.isSuppressed else { return mayBeSentTo(history) }
         let why =
             switch history.state {

@@ -1,8 +1,8 @@
 /// Token histories for programs. PostgreSQL builds the JSON from what was read and from the words of `Explanation`.
 public enum HistoryJSON {
     /// One array on one line, with an object per token: environment, topic, token, device_id, user_id, state (null if the ledger does not know
-    /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, tags, verdict, revived_by,
-    /// and history: an array of objects with at, event, text and the row's other columns. Instants are ISO 8601, in UTC.
+    /// the token), sendable (what the gate answers), observed, registered_at, invalidated_at, reason, tags, moved_to (the
+    /// database that has the topic now), verdict, revived_by, and history: an array of objects with at, event, text and the row's other columns. Instants are ISO 8601, in UTC.
     public static func array(
         of histories: [TokenHistory], on connection: inout Connection
     ) throws(DatabaseError) -> String {
@@ -28,7 +28,8 @@ public enum HistoryJSON {
                 'environment', h.json->'environment', 'topic', h.json->'topic', 'token', h.json->'token', 'device_id', h.device,
                 'user_id', h.of_user, 'state', h.json->'state', 'sendable', h.json->'sendable', 'observed', h.json->'observed',
                 'registered_at', h.json->'registered_at', 'invalidated_at', h.json->'invalidated_at', 'reason', h.json->'reason',
-                'tags', h.json->'tags', 'verdict', h.verdict, 'revived_by', h.revival, 'history', coalesce(s.events, '[]'::json)) ORDER BY h.place), '[]')::text
+                'tags', h.json->'tags', 'moved_to', h.json->'moved_to', 'verdict', h.verdict,
+                'revived_by', h.revival, 'history', coalesce(s.events, '[]'::json)) ORDER BY h.place), '[]')::text
             FROM (SELECT t.json::json AS json, t.device, t.verdict, t.revival, t.of_user, t.place
                   FROM unnest($4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
                        WITH ORDINALITY AS t (json, device, verdict, revival, of_user, place)) AS h

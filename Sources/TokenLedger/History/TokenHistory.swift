@@ -21,6 +21,8 @@ public struct TokenHistory: Sendable {
     public var state: String?
     /// Whether the topic's gate only observes, and so answers true in any state.
     public var isObserved = false
+    /// The database to which the topic has moved, by its name in the map; nil if it is here.
+    public var movedTo: String?
     /// Nil if the token was never registered, or the ledger does not know it.
     public var registeredAt: HistoryMoment?
     /// The latest instant as of which the token is bad. An active token may have one. Nil if nothing is known against the token.

@@ -129,8 +129,9 @@ public struct TokenLookup: Sendable {
                        'device_id', v.device_id, 'state', v.state,
                        'sendable', coalesce(v.sendable, true) OR p.gate IS NOT DISTINCT FROM 'observe',
                        'observed', p.gate IS NOT DISTINCT FROM 'observe', 'registered_at', v.registered_at,
-                       'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags)::text, v.cause, v.user_id,
-                   array_to_string(v.tags, ', '), \(HistoryMoment.sql("r.since")), \(HistoryMoment.sql("r.until"))
+                       'invalidated_at', v.invalidated_at, 'reason', v.reason, 'tags', v.tags, 'moved_to', o.moved_to)::text, v.cause, v.user_id,
+                   array_to_string(v.tags, ', '), \(HistoryMoment.sql("r.since")), \(HistoryMoment.sql("r.until")),
+                   o.moved_to
             FROM (SELECT n.environment, n.topic, n.token_key FROM known AS n
                   WHERE ($1::text IS NULL OR n.topic = $1) AND ($2::text IS NULL OR n.environment = $2)
                   ORDER BY n.topic, n.environment, n.token_key LIMIT $3) AS k
@@ -160,6 +161,7 @@ public struct TokenLookup: Sendable {
             history.tags = try row.read()
             history.receivedSince = try row.read()
             history.receivedUntil = try row.read()
+            history.movedTo = try row.read()
             return history
         }
     }

@@ -137,6 +137,13 @@ public struct TopicMove: Sendable {
         return try source.query("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").value()
     }
 
+    /// The topic is to come back to the target, from which it has moved: the target takes it as its own again.
+    public func takeBack(on target: inout Connection) throws(DatabaseError) {
+        _ = try target.transaction(.command) { target throws(DatabaseError) in
+            try target.query("SELECT tokenkeeper.take_back($1)", [.text(topic)]).value(Int64.self)
+        }
+    }
+
     /// Whether all transactions before this one have ended. Until then, some may write to the topic.
     public static func isNoticed(_ transaction: String, on source: inout Connection) throws(DatabaseError) -> Bool {
         try source.query("SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::xid8", [.text(transaction)]).value()

@@ -47,13 +47,15 @@ public import TokenModel
     ///
     /// - Parameters:
     ///   - writes: Whether the primary is needed: a standby is refused, and of several hosts the primary is chosen.
+    ///   - silence: How long the server may be silent during a statement before the connection counts as lost.
     ///   - statements: Takes how long each round trip lasts, from sending the statement to its last result.
     ///   - waiting: Called from the thread that uses the connection.
     public init(
-        to address: DatabaseAddress, writes: Bool = true, statements: DurationHistogram? = nil,
-        waiting: @escaping Waiting = { _, _ in }
+        to address: DatabaseAddress, writes: Bool = true, silence: Duration = .seconds(120),
+        statements: DurationHistogram? = nil, waiting: @escaping Waiting = { _, _ in }
     ) throws(DatabaseError) {
-        try self.init(to: address, writes: writes, patience: Patience(), statements: statements, waiting: waiting)
+        try self.init(
+            to: address, writes: writes, patience: Patience(usual: silence), statements: statements, waiting: waiting)
     }
 
     /// A connection of a test, which also plays the provider: what it sends outside a transaction resolves names as in psql.

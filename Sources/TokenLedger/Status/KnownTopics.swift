@@ -10,6 +10,13 @@ public enum KnownTopics {
         ).values()
     }
 
+    /// Those that have moved to another database, each with its name, and whose move has not ended.
+    public static func moved(on connection: inout Connection) throws(DatabaseError) -> [(topic: String, to: String)] {
+        try connection.query(
+            "SELECT DISTINCT t.topic, t.moved_to FROM tokenkeeper.topic AS t WHERE t.moved_to IS NOT NULL ORDER BY 1"
+        ).decode { row throws(DatabaseError) in (try row.read(), try row.read()) }
+    }
+
     /// All of them, also those that only have a policy.
     public static func all(on connection: inout Connection) throws(DatabaseError) -> [String] {
         try connection.query("SELECT DISTINCT t.topic FROM tokenkeeper.topic AS t ORDER BY 1").values()

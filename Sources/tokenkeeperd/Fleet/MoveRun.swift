@@ -28,8 +28,10 @@ struct MoveRun {
         if let movedTo, movedTo != move.target {
             try refuse("\(move.topic) has moved from \(move.source) to \(movedTo), and that has not ended")
         }
-        if let other = try TopicMove.movedTo(move.topic, on: &target) {
-            try refuse("\(move.topic) has moved from \(move.target) to \(other), and that has not ended")
+        switch try TopicMove.movedTo(move.topic, on: &target) {
+        case nil: break
+        case move.source: try move.takeBack(on: &target)
+        case let other?: try refuse("\(move.topic) has moved from \(move.target) to \(other), and that has not ended")
         }
         if movedTo == nil {
             if try !KnownTopics.all(on: &source).contains(move.topic) {

@@ -6,6 +6,8 @@ struct MovedRows {
     private var again = ContinuousClock.now
     private var complainedAt: ContinuousClock.Instant?
 
+    /// How long the other database may be silent: the chores of this one wait meanwhile.
+    private static let silence: Duration = .seconds(10)
     private static let pauseAfterFailure: Duration = .seconds(60)
     private static let complainsEvery: Duration = .seconds(600)
 
@@ -28,7 +30,7 @@ struct MovedRows {
             }
             var rows = 0
             do {
-                var other = try Connection(to: try Self.address(text))
+                var other = try Connection(to: try Self.address(text), silence: Self.silence)
                 let move = TopicMove(topic, from: name, to: target)
                 while case let some = try move.passOn(from: &connection, to: &other), some > 0 { rows += some }
             } catch {

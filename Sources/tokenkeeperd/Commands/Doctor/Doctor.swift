@@ -57,6 +57,12 @@ struct Doctor: ParsableCommand {
         findings += try LockCheck.findings(on: &connection) { sleep(1) }
         findings.append(try ClockCheck.finding(on: &connection))
         findings.append(try DiskCheck.finding(on: &connection))
+        for (topic, database) in try KnownTopics.moved(on: &connection) {
+            findings.append(
+                Finding(
+                    .note, "map", "\(topic) has moved to \(database), and the move has not ended",
+                    fixedBy: ["tokenkeeperd move \(topic) --to \(database) --end"]))
+        }
         if let strays = try StrayTopics.warning(configuration.values, on: &connection) {
             findings.append(Finding(.problem, "map", strays, fixedBy: ["tokenkeeperd map"]))
         }
