@@ -17,7 +17,7 @@ struct Tokenkeeperd: ParsableCommand {
         subcommands: [
             Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
             CampaignCommand.self, TopicCommand.self, ChannelCommand.self, Explain.self, Held.self, Reinstate.self,
-            Rejected.self,
+            Rejected.self, Forget.self,
             Attach.self,
             BackfillTable.self,
             ListAttachments.self, Detach.self, Withdraw.self, Import.self,

@@ -14,8 +14,8 @@ struct FleetArguments: Equatable {
 
     /// The commands that make sense for several databases at once.
     static let commands = [
-        "status", "doctor", "explain", "topic", "campaign", "held", "reinstate", "rejected", "sweep", "migrate",
-        "grants",
+        "status", "doctor", "explain", "topic", "campaign", "held", "reinstate", "rejected", "forget", "sweep",
+        "migrate", "grants",
     ]
 
     /// - Returns: Nil unless the command is for databases of the map.

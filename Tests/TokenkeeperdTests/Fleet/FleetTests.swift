@@ -92,6 +92,61 @@ import Testing
         #expect(one.output.contains(words), "\(one)")
     }
 
+    @Test func `each command for an operator runs on all databases`() throws {
+        for database in [east, west] {
+            try database.psql(
+                """
+                SELECT tokenkeeper.register(repeat('ab', 32), 'com.example.rider', user_id => 'u'),
+                       tokenkeeper.enqueue('{"aps":{"alert":"x"}}', 'com.example.rider', everyone => true, name => 'news')
+                """, user: "postgres")
+        }
+        let daemons = try [east, west].map { try $0.daemon(["sweep.interval=off"]) }
+        for (arguments, words) in [
+            (["explain", String(repeating: "ab", count: 32)], "may be sent to"), (["campaign", "list"], "news"),
+            (["held", "list"], "nothing is held"),
+            (["rejected", "list"], "nothing is rejected"),
+            (
+                ["reinstate", "--topic", "com.example.rider", "--since", "2026-01-01T00:00:00Z", "--dry-run"],
+                "0 tokens would be sendable again"
+            ),
+            (["sweep", "--dry-run"], "would delete 0 old sweep runs"),
+            (["forget", "--user", "u", "--dry-run"], "would be deleted"),
+            (["forget", "--user", "u"], "deleted; a running daemon drops what is queued"),
+        ] {
+            let done = try ProgramRun(
+                [DaemonProcess.program, "--all"] + arguments, environment: ["TOKENKEEPER_MAP_FILE": map])
+            #expect(done.status == 0 && done.output.hasSuffix("2 of 2 databases: done\n"), "\(done)")
+            #expect(done.output.components(separatedBy: words).count == 3, "\(words): \(done)")
+        }
+        #expect(try east.psql("SELECT count(*) FROM tokenkeeper.token", user: "postgres") == "0")
+        for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    @Test func `a person is forgotten from a shell`() throws {
+        func forget(_ arguments: String...) throws -> ProgramRun {
+            try ProgramRun(
+                [DaemonProcess.program, "forget"] + arguments,
+                environment: ["TOKENKEEPER_DATABASE_URL": east.url(user: "a_app")])
+        }
+        for number in 1...4 {
+            try east.psql(
+                "SELECT tokenkeeper.register(repeat('a\(number)', 32), 't', device_id => 'd\(number)', user_id => 'u\(number)')",
+                user: "a_app")
+        }
+        let tokens = "SELECT string_agg(device_id, ',' ORDER BY device_id) FROM tokenkeeper.token"
+        #expect(try forget("--user", "u1", "--dry-run").output.hasSuffix(" would be deleted\n"))
+        #expect(try east.psql(tokens, user: "postgres") == "d1,d2,d3,d4")
+        for which in [["--user", "u1"], ["--device", "d2"], ["--token", String(repeating: "A3", count: 32)]] {
+            #expect(try forget(which[0], which[1]).status == 0)
+        }
+        #expect(try east.psql(tokens, user: "postgres") == "d4")
+        #expect(try forget("--user", "u1").output == "0 rows were deleted; a running daemon drops what is queued\n")
+        let malformed = try forget("--token", "xyz")
+        #expect(malformed.status == 64 && malformed.errors.contains("token is 'xyz'"), "\(malformed)")
+        #expect(try forget().status == 64)
+        #expect(try forget("--user", "u", "--device", "d").status == 64)
+    }
+
     @Test(arguments: [
         (["--all"], "expected a command"), (["--all", "run"], "expected a command"),
         (["--all", "import", "f"], "expected a command"),
