@@ -23,6 +23,8 @@ BEGIN
                  THEN 'it was interrupted twice while it was being sent; it may have been delivered' || coalesce(': ' || left(u.last_error, 500), '')
              WHEN u.interruptions >= 1 AND u.expiration = 'epoch'
                  THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
+             WHEN u.expiration = 'epoch' AND u.first_sent_at < now() - interval '30 seconds'
+                 THEN 'its expiration allows only one attempt, and 30 seconds have passed since the first' || coalesce(': ' || left(u.last_error, 500), '')
              WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing') || ', expected 1 to 512 bytes in hex'
              WHEN u.expiration > 'epoch' AND u.expiration <= now() AND (u.asked_for < u.expiration) IS NOT FALSE
                  THEN 'its expiration passed before it could be sent'
@@ -36,7 +38,7 @@ BEGIN
                coalesce(d.expiration, c.expiration, tokenkeeper.default_expiration(k.kind, coalesce(
                    d.first_sent_at, CASE WHEN NOT d.deferred THEN d.scheduled_at END, d.queued_at))) AS expiration,
                coalesce(d.collapse_id, c.collapse_id) AS collapse_id,
-               coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, d.last_error, d.campaign_id, d.alert_counted,
+               coalesce(d.scheduled_at, d.queued_at) AS due_at, d.interruptions, d.first_sent_at, d.last_error, d.campaign_id, d.alert_counted,
                tokenkeeper.token_key(d.token) AS key,
                k.kind, p.body,
                -- A stored size of 65,536 bytes is at most 16 MiB.

@@ -42,14 +42,20 @@ public struct RetryPolicy: Sendable, Equatable {
     }
 
     /// How much it takes until something wider than a request pauses: so many different tokens whose requests drew such an outcome, while no request of
-    /// the same topic or credential was accepted. Then how long it pauses: longer each time, until a request is accepted.
+    /// the same topic or credential was accepted. If one was accepted within `acceptedWithin`, the row must also have lasted for two seconds: hundreds of requests
+    /// are in flight at once, so twenty responses of one topic may come within a millisecond. Then how long it pauses: longer each time, until a request is
+    /// accepted.
     ///
     /// The numbers are ours (docs/decisions/sending.md): five tokens cannot be one person's mistake, and APNs refuses single requests for minutes while it accepts
     /// others (apnotic#109, dotAPNS#128). Errors of a server and of messages come in bursts, so they need more. A server that cannot be reached is tried every
-    /// 15 seconds, because nothing else shows that it is back, and so are messages, because those of other programs are good.
+    /// 15 seconds, because nothing else shows that it is back, and so is a topic, because requests of other programs may be good.
     public struct Evidence: Sendable, Equatable {
         public var tokens: Int
+        /// Of a server.
         public var pause: Backoff
+
+        public static let pauseOfTopic = Backoff(from: .seconds(5), to: .seconds(15))
+        public static let lasts: Duration = .seconds(2)
 
         /// Nil for what pauses nothing.
         public init?(_ blame: Blame) {

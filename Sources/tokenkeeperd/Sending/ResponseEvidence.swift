@@ -6,7 +6,7 @@ internal import TokenModel
 /// Decides what pauses, for how long, and when a request fails alone. Pure.
 ///
 /// - One outcome says something about its request only. A subject pauses when as many different tokens as `RetryPolicy.Evidence` says drew outcomes of one
-///   kind, and no request was accepted meanwhile.
+///   kind, and no request was accepted meanwhile; if one was accepted lately, not for two seconds. A topic pauses before its credential.
 /// - After a pause, one request at a time tries the subject: see `Trial`. If it is refused, the next pause is longer. Any accepted request ends it all, also
 ///   for other credentials with the same cause: the same environment's server, or the same key.
 /// - A refused request waits and is tried again. The refusal counts against it if another request of its topic was accepted since it was first sent, and
@@ -25,8 +25,7 @@ struct ResponseEvidence {
     private let key: (String) -> String
     /// Of the subjects with a request that was not accepted since the last one that was.
     private(set) var standings: [Subject: Standing] = [:]
-    /// When a request of each topic was last accepted, and of which credential.
-    private var accepted: [TopicScope: (at: ContinuousClock.Instant, scope: CredentialScope)] = [:]
+    private var accepted = AcceptedLately()
 
     /// - Parameter key: What tells the keys of credentials apart, by the credential's name.
     init(_ timing: Timing, key: @escaping (String) -> String = { $0 }) {
@@ -102,7 +101,7 @@ struct ResponseEvidence {
         case (.token, .answered), (.nobody, .answered):
             accept(server)
             accept(topic)
-            accepted[outcome.topic] = (outcome.now, outcome.scope)
+            accepted.note(outcome.topic, of: outcome.scope, at: outcome.now)
         // APNs has judged the request, so it accepts the credential.
         case (.token, _): accept(server)
         case (.message, _), (.topic, _):
@@ -122,35 +121,24 @@ struct ResponseEvidence {
 
     /// Whether a refusal counts against its request, as far as this daemon sees.
     private func countsAgainstRequest(_ outcome: Outcome) -> Bool {
+        if isOnTrial(.server(outcome.scope)) { return false }
+        if outcome.claimed.othersAccepted { return true }
         // Only what was accepted since this request was first sent counts. APNs may have begun to refuse everything before that.
-        let othersAccepted =
-            accepted[outcome.topic].map { $0.at.duration(to: outcome.now) < outcome.age + Self.atOnce } ?? false
-        guard
-            outcome.claimed.othersAccepted || (othersAccepted && wasAccepted(outcome.topic, at: outcome.now)),
-            !isOnTrial(.server(outcome.scope))
-        else { return false }
-        // Whatever a topic's few odd ones do, its pause must end.
-        if case .topic = outcome.step.blame, outcome.claimed.refusals > 0 { return true }
-        return !isOnTrial(.topic(outcome.topic))
+        let since = min(outcome.age + Self.atOnce, RetryPolicy.acceptedWithin)
+        return accepted.has(outcome.topic, within: since, at: outcome.now)
     }
 
     /// Responses that are so close count as of one moment.
-    private static let atOnce: Duration = .seconds(10)
+    private static let atOnce: Duration = .seconds(2)
 
-    private func wasAccepted(_ topic: TopicScope, at now: ContinuousClock.Instant) -> Bool {
-        accepted[topic].map { $0.at.duration(to: now) < RetryPolicy.acceptedWithin } ?? false
-    }
-
-    /// Whether only this topic draws such outcomes: the credential was accepted for another one lately, and not for this one.
+    /// Whether only this topic draws such outcomes: the credential was accepted for another one lately, and no other one draws them.
     private func isOfOneTopic(_ outcome: Outcome) -> Bool {
-        guard let cause = outcome.cause, !wasAccepted(outcome.topic, at: outcome.now) else { return false }
-        return accepted.contains {
-            $0.key != outcome.topic && $0.value.scope == outcome.scope && wasAccepted($0.key, at: outcome.now)
+        guard let cause = outcome.cause else { return false }
+        let othersDrawIt = standings.contains {
+            guard case .topic(let other) = $0.key, case .goes(let suspicion) = $0.value else { return false }
+            return other != outcome.topic && suspicion.scope == outcome.scope && suspicion.signs[cause.kind] != nil
         }
-            && !standings.contains {
-                guard case .topic(let other) = $0.key, case .goes(let suspicion) = $0.value else { return false }
-                return other != outcome.topic && suspicion.scope == outcome.scope && suspicion.tokens[cause.kind] != nil
-            }
+        return !othersDrawIt && accepted.has(outcome.scope, except: outcome.topic, at: outcome.now)
     }
 
     private mutating func accept(_ subject: Subject) {
@@ -177,12 +165,15 @@ struct ResponseEvidence {
         guard let evidence = RetryPolicy.Evidence(outcome.step.blame), var cause = outcome.cause else { return nil }
         var number = 1
         var trial = Trial()
-        switch standings[subject] ?? .goes(.init(scope: outcome.scope)) {
+        switch standings[subject]
+            ?? .goes(.init(scope: outcome.scope, wasGood: accepted.has(subject, at: outcome.now)))
+        {
         case .goes(var suspicion):
             if !outcome.isOdd, outcome.step.blame.isRefusal { suspicion.refused(cause, at: outcome.now) }
-            suspicion.tokens[cause.kind, default: []].insert(outcome.claimed.request.address)
+            let signs = suspicion.note(cause.kind, outcome.claimed.request.address, at: outcome.now)
             standings[subject] = .goes(suspicion)
-            if suspicion.tokens[cause.kind]!.count < evidence.tokens { return nil }
+            let lasts = suspicion.wasGood ? timing.scaled(RetryPolicy.Evidence.lasts) : .zero
+            if signs.tokens.count < evidence.tokens || signs.since.duration(to: outcome.now) < lasts { return nil }
             // What others had drawn until now may have been the server's fault, too, and so are pauses of its topics with the same cause.
             if case .server = subject {
                 standings = standings.filter { other, standing in
@@ -198,11 +189,23 @@ struct ResponseEvidence {
             // The client itself may have waited, and says nothing new.
             if cause.words.isEmpty { cause.words = pause.cause.words }
         }
-        let duration = timing.scaled(evidence.pause).pause(after: number - 1).jittered()
+        var backoff = evidence.pause
+        if case .topic = subject { backoff = RetryPolicy.Evidence.pauseOfTopic }
+        let duration = timing.scaled(backoff).pause(after: number - 1).jittered()
         standings[subject] = .pauses(
             .init(
                 scope: outcome.scope, until: outcome.now + duration, number: number, cause: cause, trial: trial))
         return Finding.Pause(subject: subject, duration: duration)
+    }
+
+    /// A server has responded to nothing for a while: it pauses, although no request has ended.
+    mutating func isSilent(_ scope: CredentialScope, at now: ContinuousClock.Instant) -> Finding.Pause? {
+        guard !isOnTrial(.server(scope)), let evidence = RetryPolicy.Evidence(.server) else { return nil }
+        let duration = timing.scaled(evidence.pause).pause(after: 0).jittered()
+        let cause = Standing.Cause(kind: .server, words: "no response comes")
+        standings[.server(scope)] = .pauses(
+            .init(scope: scope, until: now + duration, number: 1, cause: cause, trial: Trial()))
+        return Finding.Pause(subject: .server(scope), duration: duration)
     }
 
     /// Subjects are to be tried at once, as if nothing had happened.
@@ -210,20 +213,23 @@ struct ResponseEvidence {
         standings = standings.filter { !isMeant($0.key) }
     }
 
-    /// Forgets the pauses and the refusals of subjects without requests. A credential that is refused stays on trial: other hosts may send all that comes, and the
-    /// next requests that this host claims would be refused, too.
-    mutating func keep(where hasRequests: (Subject) -> Bool) {
+    /// Forgets the pauses and the refusals of subjects without requests. A credential that is refused stays on trial for an hour: other hosts may send all that
+    /// comes, and the next requests that this host claims would be refused, too.
+    mutating func keep(at now: ContinuousClock.Instant, where hasRequests: (Subject) -> Bool) {
         for (subject, standing) in standings {
             let isIdle = !hasRequests(subject)
-            switch (subject, standing) {
-            case (.server, .pauses(var pause)) where [.sender, .foreign].contains(pause.cause.kind):
-                pause.isIdle = isIdle
-                standings[subject] = .pauses(pause)
-            case (_, .pauses) where isIdle: standings[subject] = nil
-            case (_, .goes(var suspicion)) where isIdle:
+            switch standing {
+            case .goes(var suspicion) where isIdle:
                 suspicion.refusal = nil
                 standings[subject] = .goes(suspicion)
-            case (_, .pauses), (_, .goes): break
+            case .goes: break
+            case .pauses(var pause):
+                pause.idleSince = isIdle ? pause.idleSince ?? now : nil
+                standings[subject] = .pauses(pause)
+                guard let since = pause.idleSince else { continue }
+                var patience = Duration.zero
+                if case .server = subject, [.sender, .foreign].contains(pause.cause.kind) { patience = .seconds(3600) }
+                if since.duration(to: now) >= patience { standings[subject] = nil }
             }
         }
     }

@@ -169,6 +169,7 @@ struct SendPipeline {
         metrics.publish(state.counts)
         // Before anything is written: that may take long.
         try recall(outbox, on: &connection)
+        perform(state.pauseSilent(at: .now))
         perform(state.handOver())
         perform(state.release(at: databaseClock.now))
         state.retryLocked(at: .now)

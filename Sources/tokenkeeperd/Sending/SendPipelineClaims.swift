@@ -38,7 +38,9 @@ extension SendPipeline {
         }
         if looksForTopics, state.looksForTopics(at: now) {
             try attempt("look for requests", on: &connection) { pipeline, connection throws(DatabaseError) in
-                while pipeline.state.add(try outbox.scopes(after: pipeline.state.topicCursor, on: &connection)) {}
+                while pipeline.state.add(
+                    try outbox.scopes(after: pipeline.state.topicCursor, on: &connection), at: .now)
+                {}
             }
         }
         // Sends what has become due meanwhile, so that it does not count as late.

@@ -170,8 +170,10 @@ struct SendState {
                 step, of: claimed, in: scope, trial: trial, age: .microseconds(age), retryFor: policy.retryFor,
                 at: now.clock)
             step.fate = finding.fate
-            // It is the sender or the topic that pauses here. Another daemon may be able to send it.
-            if step.blame.isRefusal, isOnTrial(address.scope), case .later(let pause, let words) = step.fate {
+            // Another daemon may be able to send it.
+            if step.blame != .nobody, step.blame != .token, evidence.isOnTrial(.server(scope)),
+                case .later(let pause, let words) = step.fate
+            {
                 step.fate = .later(min(pause, Trial.othersWait), words)
             }
             unwritten.add(RequestEnding(of: claimed, outcome, step))
@@ -182,6 +184,16 @@ struct SendState {
             if let pause = finding.pause { actions += begin(pause, in: scope) }
         }
         return actions
+    }
+
+    /// Lets servers pause that have answered nothing for a while. What was not sent goes back: another daemon may be able to send it.
+    mutating func pauseSilent(at now: ContinuousClock.Instant) -> [Action] {
+        servers.flatMap { scope, server -> [Action] in
+            guard let since = server.silence?.since, since.duration(to: now) >= timing.unanswered,
+                let pause = evidence.isSilent(scope, at: now)
+            else { return [] }
+            return begin(pause, in: scope)
+        }
     }
 
     /// Gives back what was not sent to a server or for a topic.

@@ -17,7 +17,7 @@ extension SendState {
     var topicCursor: TopicScope? { topics.cursor }
 
     /// - Returns: Whether the look needs another page.
-    mutating func add(_ page: Outbox.Scopes) -> Bool {
+    mutating func add(_ page: Outbox.Scopes, at now: ContinuousClock.Instant) -> Bool {
         topics.add(page) { [credential] in credential($0) != nil }
         if topics.isLookComplete {
             blocked.keep(only: Set(topics.waiting.map { Source(topic: $0) }).union(campaigns.sources))
@@ -28,7 +28,7 @@ extension SendState {
                     credential(topic).map { CredentialScope(credential: $0, environment: topic.environment) }
                 } + servers.filter { !$0.value.requests.isEmpty }.keys)
             servers = servers.filter { busy.contains($0.key) }
-            evidence.keep { [servers] subject in
+            evidence.keep(at: now) { [servers] subject in
                 switch subject {
                 case .server(let scope): busy.contains(scope)
                 case .topic(let topic): waiting.contains(topic) || servers.values.contains { $0.requests.holds(topic) }

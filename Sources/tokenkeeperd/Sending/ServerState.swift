@@ -42,7 +42,8 @@ struct ServerState {
         guard let silence, silence.since.duration(to: now) >= patience || (isPausing && silence.failure != nil) else {
             return nil
         }
-        guard let failure = silence.failure else {
+        // A connection or a request without a response: both are the same outage.
+        guard let failure = silence.failure, !failure.message.hasPrefix("no response") else {
             return WaitingProblem(
                 "requests wait for a response (", "\(scope)", "): none has come for more than \(patience)")
         }

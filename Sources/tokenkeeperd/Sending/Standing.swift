@@ -22,9 +22,17 @@ enum Standing {
     struct Suspicion {
         /// The credential whose requests failed.
         var scope: CredentialScope
-        var tokens: [Kind: Set<TokenAddress>] = [:]
+        /// Whether a request of the subject was accepted lately, when the first one failed.
+        var wasGood: Bool
+        var signs: [Kind: Signs] = [:]
         /// The refusals, without those of an odd request.
         var refusal: Refusal?
+    }
+
+    struct Signs {
+        /// When the first request failed.
+        var since: ContinuousClock.Instant
+        var tokens: Set<TokenAddress> = []
     }
 
     struct Refusal {
@@ -44,8 +52,8 @@ enum Standing {
         var number: Int
         var cause: Cause
         var trial: Trial
-        /// Whether nothing waits for it.
-        var isIdle = false
+        /// Since when nothing has waited for it; nil if something does.
+        var idleSince: ContinuousClock.Instant?
     }
 
     struct Cause {
@@ -69,7 +77,7 @@ enum Standing {
     /// The cause as it is shown; nil if it is not. Enough refused tokens pause a subject. Fewer are shown after `patience`, until a request is accepted.
     func shown(after patience: Duration, at now: ContinuousClock.Instant) -> Cause? {
         switch self {
-        case .pauses(let pause): return pause.isIdle ? nil : pause.cause
+        case .pauses(let pause): return pause.cause
         case .goes(let suspicion):
             guard let refusal = suspicion.refusal, refusal.since.duration(to: now) >= patience,
                 refusal.last.duration(to: now) < Refusal.lasts
@@ -80,6 +88,14 @@ enum Standing {
 }
 
 extension Standing.Suspicion {
+    /// - Returns: What there is of this kind.
+    mutating func note(
+        _ kind: Standing.Kind, _ token: TokenAddress, at now: ContinuousClock.Instant
+    ) -> Standing.Signs {
+        signs[kind, default: .init(since: now)].tokens.insert(token)
+        return signs[kind]!
+    }
+
     mutating func refused(_ cause: Standing.Cause, at now: ContinuousClock.Instant) {
         let before = refusal.flatMap { $0.last.duration(to: now) < Standing.Refusal.lasts ? $0.since : nil }
         refusal = Standing.Refusal(since: before ?? now, last: now, cause: cause)

@@ -51,6 +51,18 @@ private struct Routed {
             environment: ["TOKENKEEPER_MAP_FILE": map])
     }
 
+    /// Changes the map: the topic is in another database.
+    func lead(_ topic: String, from: String, to: String) throws {
+        let text = try String(contentsOfFile: map, encoding: .utf8)
+            .replacing("\"\(topic)\": \"\(from)\"", with: "\"\(topic)\": \"\(to)\"")
+        try text.write(toFile: map, atomically: true, encoding: .utf8)
+    }
+
+    func move(_ topic: String, to target: String, _ more: String...) throws -> ProgramRun {
+        try ProgramRun(
+            [DaemonProcess.program, "move", topic, "--to", target] + more, environment: ["TOKENKEEPER_MAP_FILE": map])
+    }
+
     func database(of topic: String, device: String? = nil) throws -> TestDatabase? {
         guard case .to(let name) = try TopicMap(contentsOf: map).database(of: topic, device: device) else { return nil }
         return names.firstIndex(of: name).map { databases[$0] }
@@ -63,6 +75,8 @@ private struct Routed {
         var user: String
         var routed: String
         var alone: String
+        /// The topic, if a client that reads the map can call its database instead.
+        var topic: String?
     }
 
     /// Random calls. In the split topic, each token stays with one device: a device whose key changes is unregistered first.
@@ -93,7 +107,10 @@ private struct Routed {
             let user = "user-\(number(4))"
             let (known, at) = ("'\(token)', '\(topic)'", instant())
             let place = isSplit ? ", device_id => '\(device)'" : ""
-            func both(_ user: String, _ call: String) -> Step { Step(user: user, routed: call, alone: call) }
+            func both(_ user: String, _ call: String, topic: String? = nil) -> Step {
+                Step(user: user, routed: call, alone: call, topic: topic)
+            }
+            let own = isSplit ? nil : topic
             switch number(9) {
             case 0...2:
                 let who = isSplit ? "'\(device)'" : maybe("'\(device)'")
@@ -101,18 +118,18 @@ private struct Routed {
                 let tags = maybe(tag)
                 return both(
                     "a_app",
-                    "SELECT tokenkeeper.register(\(known), 'production', \(at), \(who), \(tags), \(maybe("'\(user)'")))"
-                )
+                    "SELECT tokenkeeper.register(\(known), 'production', \(at), \(who), \(tags), \(maybe("'\(user)'")))",
+                    topic: own)
             case 3:
                 let call = "SELECT tokenkeeper.unregister(\(known), 'production', \(at)"
-                return Step(user: "a_app", routed: call + place + ")", alone: call + ")")
+                return Step(user: "a_app", routed: call + place + ")", alone: call + ")", topic: own)
             case 4:
                 let of = number(2) == 0 ? "topic => '\(topic)', " : ""
                 return both("a_app", "SELECT tokenkeeper.unregister(\(of)at => \(at), user_id => '\(user)')")
             case 5:
                 let tags = "add => \(quoted(["added-\(number(3))"])), remove => \(quoted(["tag-0"]))"
                 let whom = ["device_id => '\(device)'", "user_id => '\(user)'"][number(2)]
-                return both("a_app", "SELECT tokenkeeper.tag('\(topic)', \(whom), \(tags))")
+                return both("a_app", "SELECT tokenkeeper.tag('\(topic)', \(whom), \(tags))", topic: own)
             case 6: return both("a_app", registrations())
             case 7:
                 let tokens = (1...12).map { String(format: "%064x", $0) }
@@ -121,7 +138,7 @@ private struct Routed {
                     "SELECT array_agg(s ORDER BY s) FROM tokenkeeper.sendable(\(arguments), '\(topic)') AS s"
                 }
                 return Step(
-                    user: "a_sender", routed: call(isSplit ? "\(asked), \(devices)" : asked), alone: call(asked))
+                    user: "a_sender", routed: call(isSplit ? "\(asked), \(devices)" : asked), alone: call(asked), topic: own)
             default: return result(topic, place)
             }
         }
@@ -150,30 +167,64 @@ private struct Routed {
             }
             let call = "SELECT tokenkeeper.report('\(topic)', '\(token)', 410, 'Unregistered', \(milliseconds)"
             let own = topic == Routed.split ? ", device_id => '\(device)'" : ""
-            return Step(user: "a_sender", routed: call + own + ")", alone: call + ")")
+            return Step(
+                user: "a_sender", routed: call + own + ")", alone: call + ")",
+                topic: topic == Routed.split ? nil : topic)
         }
     }
 
-    @Test func `a random history through the router ends as in one database`() throws {
+    @Test func `a random history through the router and through clients ends as in one database, while topics move and daemons are killed`()
+        throws
+    {
         let routed = try Routed()
         let alone = try TestCluster.shared.database()
         var calls = Calls(chance: SeededChance(seed: Seed.next()))
-        for number in 1...(Soak.isWhole ? 5000 : 400) {
-            let step = calls.step()
-            let (left, right) = (
-                try routed.router.psql(step.routed, user: step.user), try alone.psql(step.alone, user: step.user)
-            )
-            #expect(left == right, "step \(number): \(step.routed)")
-            if left != right { break }
+        func daemon(_ database: TestDatabase) throws -> DaemonProcess {
+            let name = zip(routed.names, routed.databases).first { $0.1.name == database.name }?.0 ?? "alone"
+            return try database.daemon([
+                "sweep.interval=off", "drain.poll_idle=50ms", "map.file=\(routed.map)", "map.database=\(name)",
+            ])
         }
-        let daemons = try (routed.databases + [alone]).map {
-            try $0.daemon(["sweep.interval=off", "drain.poll_idle=50ms"])
-        }
-        for database in routed.databases + [alone] {
-            try eventually("the results are recorded") {
-                try database.psql("SELECT count(*) FROM tokenkeeper.send_result", user: "postgres") == "0"
+        let databases = routed.databases + [alone]
+        var daemons = try databases.map(daemon)
+        var isMoving = false
+        func apply(_ steps: Int) throws {
+            for number in 1...steps {
+                let step = calls.step()
+                let direct = try step.topic.flatMap { calls.number(2) == 0 ? try routed.database(of: $0) : nil }
+                let left =
+                    try direct?.psql(step.alone, user: step.user) ?? routed.router.psql(step.routed, user: step.user)
+                let right = try alone.psql(step.alone, user: step.user)
+                // A user's logout everywhere counts the tokens in both databases of a move.
+                let isCounted = isMoving && step.routed.contains("unregister(at")
+                #expect(left == right || isCounted, "step \(number): \(step.routed)")
+                // The daemons record it: what the next calls answer depends on it.
+                if step.routed.contains(".report(") { for database in databases { try Self.settle(database) } }
+                if calls.number(60) == 0 {
+                    let killed = calls.number(daemons.count)
+                    daemons[killed].signal(SIGKILL)
+                    _ = daemons[killed].wait()
+                    daemons[killed] = try daemon(databases[killed])
+                }
             }
         }
+        let steps = Soak.isWhole ? 1500 : 60
+        try apply(steps)
+        var owner = "north"
+        for target in ["west", "east"] {
+            isMoving = true
+            #expect(try routed.move("com.example.rider", to: target).status == 0)
+            try apply(steps)
+            try routed.lead("com.example.rider", from: owner, to: target)
+            #expect(try routed.migrate().status == 0)
+            let moved = try routed.move("com.example.rider", to: target)
+            #expect(moved.status == 0 && moved.output.contains("\(target) has it now"), "\(moved)")
+            try apply(steps)
+            for database in databases { try Self.settle(database) }
+            #expect(try routed.move("com.example.rider", to: target, "--end").status == 0)
+            (owner, isMoving) = (target, false)
+        }
+        for database in databases { try Self.settle(database) }
         let ledger = """
             SELECT concat_ws('|', t.topic, t.token, t.state, t.registered_at, t.invalidated_at, t.reason, t.device_id, t.tags, t.user_id)
             FROM tokenkeeper.token AS t
@@ -193,6 +244,16 @@ private struct Routed {
             }
         }
         for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    private static func settle(_ database: TestDatabase) throws {
+        try eventually("the queues are empty") {
+            try database.psql(
+                """
+                SELECT (SELECT count(*) FROM tokenkeeper.send_result) + (SELECT count(*) FROM tokenkeeper.registration)
+                     + (SELECT count(*) FROM tokenkeeper.moved_row)
+                """, user: "postgres") == "0"
+        }
     }
 
     @Test func `a topic that is split needs the device`() throws {

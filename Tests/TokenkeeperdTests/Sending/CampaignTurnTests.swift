@@ -45,7 +45,7 @@ import TokenModel
         #expect(state.looksForTopics(at: start.clock) == true)
         var page = Outbox.Scopes()
         (page.due, page.waiting) = ([Other.topic], [Other.topic])
-        #expect(state.add(page) == false)
+        #expect(state.add(page, at: .now) == false)
         let round = state.turns(at: start.clock)
         #expect(round.map(\.source.campaign) == [nil, 1, 2])
         #expect(round.map { state.room(for: $0) } == [333, 333, 333])

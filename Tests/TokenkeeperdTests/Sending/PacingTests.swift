@@ -26,7 +26,7 @@ import TokenModel
         var page = Outbox.Scopes()
         page.due = topics.map { TopicScope(environment: "production", topic: $0) }
         page.waiting = page.due
-        #expect(state.add(page) == false)
+        #expect(state.add(page, at: .now) == false)
     }
 
     /// Requests for tokens of their own, `every` apart. The first is sent at once.

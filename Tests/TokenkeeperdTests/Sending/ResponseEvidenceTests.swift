@@ -49,13 +49,14 @@ private typealias Decisions = `The sender's decisions`
         for _ in 1...50 { #expect(note(step, token: 1, &evidence).pause == nil, "the same token") }
         #expect(note(accepted, token: 99, &evidence).pause == nil)
         for token in 1..<tokens { #expect(note(step, token: token, &evidence).pause == nil) }
-        #expect(evidence.isQuiet)
-        let pause = note(step, token: tokens, &evidence).pause
+        for token in tokens...100 { #expect(note(step, token: token, &evidence).pause == nil, "all at once") }
+        #expect(note(step, token: 101, &evidence, at: .seconds(1.9)).pause == nil && evidence.isQuiet)
+        let pause = note(step, token: tokens, &evidence, at: .seconds(2)).pause
         let subject = isOfTopic ? ResponseEvidence.Subject.topic(topic) : .server(main)
         #expect(pause?.subject == subject && pause.map { .seconds(3.75)...(.seconds(5)) ~= $0.duration } == true)
         #expect(
-            evidence.isPausing(subject, at: start + .seconds(3.7))
-                && !evidence.isPausing(subject, at: start + .seconds(5)))
+            evidence.isPausing(subject, at: start + .seconds(5.7))
+                && !evidence.isPausing(subject, at: start + .seconds(7)))
         #expect(evidence.isOnTrial(subject) && evidence.problems(except: [], at: start).count == 1)
     }
 
@@ -66,7 +67,7 @@ private typealias Decisions = `The sender's decisions`
         var evidence = ResponseEvidence(.production)
         for token in 1...tokens { _ = note(step, token: token, &evidence) }
         var time = Duration.seconds(5)
-        let most: Duration = step.blame == .unreachable || step.blame == .message("w") ? .seconds(15) : .seconds(300)
+        let most: Duration = step.blame == .unreachable || isOfTopic ? .seconds(15) : .seconds(300)
         for expected in [10, 20, 40, 80, 160, 300, 300].map({ min(Duration.seconds($0), most) }) {
             for token in 1...50 {
                 #expect(note(step, token: token, &evidence, at: time).pause == nil, "it was in flight")
@@ -87,8 +88,64 @@ private typealias Decisions = `The sender's decisions`
             #expect(note(refused, token: token, &evidence).pause == nil)
             #expect(note(accepted, token: token, topic: "b", &evidence).pause == nil)
         }
-        #expect(note(refused, token: 5, &evidence).pause?.subject == .topic(topic))
+        #expect(note(refused, token: 5, &evidence, at: .seconds(2)).pause?.subject == .topic(topic))
         #expect(!evidence.isOnTrial(.server(main)))
+    }
+
+    /// Five hundred requests are in flight at once, so what one topic draws comes in bursts.
+    @Test(arguments: kinds.indices)
+    func `a healthy topic beside broken ones keeps its credential from pausing`(kind: Int) {
+        let (step, _, _) = Self.kinds[kind]
+        // Then all requests of the credential fail, whatever their topic.
+        if step.blame == .unreachable { return }
+        var evidence = ResponseEvidence(.production)
+        var paused: Set<ResponseEvidence.Subject> = []
+        for second in 0..<60 {
+            let time = Duration.seconds(second)
+            _ = note(accepted, token: 1, topic: "b", &evidence, at: time)
+            for broken in ["c", "d"]
+            where !evidence.isOnTrial(.topic(TopicScope(environment: "production", topic: broken))) {
+                for token in 1...100 {
+                    if let pause = note(step, token: token, topic: broken, &evidence, at: time).pause {
+                        paused.insert(pause.subject)
+                    }
+                }
+            }
+        }
+        #expect(paused == Set(["c", "d"].map { .topic(TopicScope(environment: "production", topic: $0)) }))
+    }
+
+    @Test func `a topic that was good and begins to fail pauses alone, though its siblings are quiet`() {
+        var evidence = ResponseEvidence(.production)
+        for topic in ["a", "b"] { _ = note(accepted, token: 1, topic: topic, &evidence) }
+        for token in 1...100 { #expect(note(Self.invalid, token: token, &evidence, at: .seconds(60)).pause == nil) }
+        #expect(note(Self.invalid, token: 1, &evidence, at: .seconds(62)).pause?.subject == .topic(topic))
+        #expect(!evidence.isOnTrial(.server(main)))
+    }
+
+    @Test func `half of the tokens may be odd, and their topic goes on`() {
+        var evidence = ResponseEvidence(.production)
+        _ = note(accepted, token: 7000, &evidence)
+        for second in 0..<30 {
+            for token in 1...50 {
+                #expect(note(Self.disallowed, token: 50 * second + token, &evidence, at: .seconds(second)).pause == nil)
+            }
+            _ = note(accepted, token: 7000 + second, &evidence, at: .seconds(second))
+        }
+    }
+
+    @Test func `a server that answers nothing pauses before a request has ended`() {
+        var state = SendState(limit: 100, timing: .production) { _ in "main" }
+        let claims = (1...30).map { Decisions.claimed(Int64($0), String($0 + 0x1000, radix: 16), topic: "a") }
+        _ = state.submit(claims, in: main, at: start)
+        #expect(state.pauseSilent(at: start + .seconds(9)) == [])
+        let actions = state.pauseSilent(at: start + .seconds(10))
+        #expect(
+            actions.contains(.reconnect(main))
+                && actions.contains { if case .withdraw(let numbers, _) = $0 { numbers.count == 30 } else { false } })
+        #expect(state.evidence.isPausing(.server(main), at: start + .seconds(12)))
+        #expect(state.pauseSilent(at: start + .seconds(20)) == [], "it is on trial already")
+        #expect(state.problems(at: start + .seconds(11)).count == 1)
     }
 
     /// A revoked key that stopped forty topics, or a network that was down, is over for all at once.
@@ -215,8 +272,9 @@ private typealias Decisions = `The sender's decisions`
     @Test func `odd requests that pause their topic do not keep it so`() {
         var evidence = ResponseEvidence(.production)
         _ = note(accepted, token: 100, &evidence)
-        for token in 1...5 { _ = note(Self.disallowed, token: token, &evidence) }
-        #expect(evidence.isPausing(.topic(topic), at: start))
+        for token in 1...4 { _ = note(Self.disallowed, token: token, &evidence) }
+        _ = note(Self.disallowed, token: 5, &evidence, at: .seconds(2))
+        #expect(evidence.isPausing(.topic(topic), at: start + .seconds(3)))
         for refusals in 1...4 {
             let finding = note(
                 Self.disallowed, token: 1, refusals: refusals, trial: .topic(topic), &evidence,
@@ -229,7 +287,7 @@ private typealias Decisions = `The sender's decisions`
     @Test func `while a credential pauses, no refusal counts against a request`() {
         var evidence = ResponseEvidence(.production)
         _ = note(accepted, token: 9, &evidence)
-        for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
+        for token in 1...5 { _ = note(Self.invalid, token: token, &evidence, at: .seconds(token)) }
         for _ in 1...20 {
             #expect(
                 note(Self.invalid, token: 1, refusals: 4, othersAccepted: true, &evidence).fate == Self.invalid.fate)
@@ -265,7 +323,7 @@ private typealias Decisions = `The sender's decisions`
         _ = note(accepted, token: 9, topic: "b", &evidence)
         // The first one may have been its topic's only.
         for token in 1...20 { #expect(note(failed, token: token, topic: "t\(token)", &evidence).pause == nil) }
-        #expect(note(failed, token: 21, topic: "t21", &evidence).pause?.subject == .server(main))
+        #expect(note(failed, token: 21, topic: "t21", &evidence, at: .seconds(2)).pause?.subject == .server(main))
     }
 
     @Test func `a response that is not from APNs fails no request before the time of its retries is over`() {
@@ -277,23 +335,29 @@ private typealias Decisions = `The sender's decisions`
         }
         let words = "the server answered 502; failed after 1 tries"
         #expect(note(step, token: 1, age: .seconds(86400), &evidence).fate == .failed(words))
-        for token in 1...5 { _ = note(step, token: token, &evidence) }
+        for token in 1...5 { _ = note(step, token: token, &evidence, at: .seconds(token)) }
         #expect(note(step, token: 1, age: .seconds(86400), &evidence).fate == step.fate, "nothing is accepted")
     }
 
     /// Other hosts send all that comes, so nothing waits now and then.
-    @Test func `a host whose credential is refused stays on trial while nothing waits, and shows nothing`() {
+    @Test func `a host whose credential is refused stays on trial for an hour while nothing waits`() {
         var evidence = ResponseEvidence(.production)
         for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
-        evidence.keep { _ in false }
-        #expect(evidence.isOnTrial(.server(main)) && evidence.problems(except: [], at: start).isEmpty)
-        evidence.keep { _ in true }
-        #expect(evidence.problems(except: [], at: start).count == 1)
-        #expect(note(Self.invalid, token: 6, trial: .server(main), &evidence, at: .seconds(60)).pause != nil)
-        _ = note(accepted, token: 7, trial: .server(main), &evidence, at: .seconds(90))
+        func keep(_ seconds: Int, _ hasRequests: Bool) {
+            evidence.keep(at: start + .seconds(seconds)) { _ in hasRequests }
+        }
+        keep(10, false)
+        keep(3000, false)
+        #expect(evidence.isOnTrial(.server(main)) && evidence.problems(except: [], at: start).count == 1)
+        keep(3100, true)
+        keep(3200, false)
+        keep(6700, false)
+        #expect(note(Self.invalid, token: 6, trial: .server(main), &evidence, at: .seconds(6750)).pause != nil)
+        keep(6801, false)
+        keep(10_402, false)
         #expect(evidence.isQuiet)
         for token in 1...20 { _ = note(.init(.later(.seconds(1), "w"), .server), token: token, &evidence) }
-        evidence.keep { _ in false }
+        keep(10_500, false)
         #expect(evidence.isQuiet, "a server that fails is no fault of this host")
     }
 
@@ -302,7 +366,11 @@ private typealias Decisions = `The sender's decisions`
         _ = note(accepted, token: 9, topic: "b", &evidence)
         for token in 1...5 { _ = note(Self.invalid, token: token, &evidence) }
         #expect(evidence.isOnTrial(.topic(topic)) && !evidence.isOnTrial(.server(main)))
-        for token in 1...5 { _ = note(Self.invalid, token: token, topic: "b", &evidence) }
+        for token in 1...5 {
+            for other in ["c", "d"] {
+                _ = note(Self.invalid, token: token, topic: other, &evidence, at: .seconds(token))
+            }
+        }
         #expect(!evidence.isOnTrial(.topic(topic)) && evidence.isOnTrial(.server(main)))
         #expect(evidence.problems(except: [], at: start).count == 1)
     }
@@ -325,7 +393,7 @@ private typealias Decisions = `The sender's decisions`
         _ = note(accepted, token: 2, &evidence, at: .seconds(363))
         #expect(shown(evidence, .seconds(364)).isEmpty)
         _ = note(refused, token: 3, &evidence, at: .seconds(365))
-        evidence.keep { _ in false }
+        evidence.keep(at: start) { _ in false }
         #expect(shown(evidence, .seconds(380)).isEmpty, "its requests were deleted")
         _ = note(refused, token: 3, refusals: 0, othersAccepted: true, &evidence, at: .seconds(800))
         #expect(shown(evidence, .seconds(820)).isEmpty, "the odd one")

@@ -139,7 +139,7 @@ private struct World {
         require(!rows.values.contains { $0.place == .claimed }, "a claimed request never ended")
         state.take([], at: now.clock)
         // The rest of the current look, and one that finds nothing waiting.
-        for _ in 1...2 { _ = state.add(Outbox.Scopes()) }
+        for _ in 1...2 { _ = state.add(Outbox.Scopes(), at: .now) }
         require(state.problems(at: now.clock + .seconds(3600)).isEmpty, "an old problem is told")
     }
 
@@ -310,7 +310,7 @@ private struct World {
                     }
                     seenWaiting = []
                 }
-                if !state.add(page) { break }
+                if !state.add(page, at: .now) { break }
             } while true
         }
         for turn in state.turns(at: now.clock) { claim(turn) }

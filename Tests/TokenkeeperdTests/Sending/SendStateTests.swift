@@ -44,7 +44,7 @@ import TokenModel
         var page = Outbox.Scopes()
         page.due = due
         page.waiting = waiting ?? due
-        #expect(state.add(page) == false, "there is only one page")
+        #expect(state.add(page, at: .now) == false, "there is only one page")
     }
 
     /// Claims for the first topic, and returns what is submitted.
@@ -299,7 +299,7 @@ import TokenModel
         var page = Outbox.Scopes()
         page.waiting = [Self.topic]
         page.last = Self.topic
-        #expect(state.add(page) == false)
+        #expect(state.add(page, at: .now) == false)
         #expect(state.problems(at: start.clock + .seconds(2)) == problems, "not before all pages are read")
         look(&state, [], waiting: [], at: .seconds(3))
         #expect(state.problems(at: start.clock + .seconds(3)) == [problems[0]], "the other one's requests were deleted")
@@ -377,12 +377,12 @@ import TokenModel
         var page = Outbox.Scopes()
         page.due = [Self.topic]
         page.last = Self.topic
-        #expect(state.add(page) == true)
+        #expect(state.add(page, at: .now) == true)
         #expect(state.topicCursor == Self.topic)
         #expect(state.blockedSources.isEmpty, "not before all pages are read")
         page.due = [Self.other]
         page.last = nil
-        #expect(state.add(page) == false)
+        #expect(state.add(page, at: .now) == false)
         #expect(state.topicCursor == nil)
         #expect(state.turns(at: start.clock).map(\.topic) == [Self.other])
         #expect(state.blockedSources.count == 1)

@@ -89,7 +89,7 @@ private typealias Decisions = `The sender's decisions`
         var state = TriedState()
         #expect(state.problems.count == 1)
         _ = state.claim([1], of: "aa")
-        #expect(state.problems.count == 1 && state.problems[0].contains("APNs returns errors or cannot be reached"))
+        #expect(state.problems.count == 1 && state.problems[0].contains("requests cannot be sent"), "\(state.problems)")
         state.end(1, of: "aa", Decisions.response(200))
         #expect(state.problems.isEmpty)
     }
@@ -115,7 +115,7 @@ private struct TriedState {
         var page = Outbox.Scopes()
         page.due = [Decisions.topic]
         page.waiting = page.due
-        _ = state.add(page)
+        _ = state.add(page, at: .now)
     }
 
     private(set) var waits: [Int64: Int64] = [:]
@@ -215,7 +215,7 @@ private struct MuteOutbox {
                 var page = Outbox.Scopes()
                 page.due = due.values.contains { $0 <= time } ? [scope] : []
                 page.waiting = due.isEmpty ? [] : [scope]
-                _ = state.add(page)
+                _ = state.add(page, at: .now)
             }
             for turn in state.turns(at: now.clock) { claim(turn) }
             write()
