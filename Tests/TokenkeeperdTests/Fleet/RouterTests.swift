@@ -138,7 +138,8 @@ private struct Routed {
                     "SELECT array_agg(s ORDER BY s) FROM tokenkeeper.sendable(\(arguments), '\(topic)') AS s"
                 }
                 return Step(
-                    user: "a_sender", routed: call(isSplit ? "\(asked), \(devices)" : asked), alone: call(asked), topic: own)
+                    user: "a_sender", routed: call(isSplit ? "\(asked), \(devices)" : asked), alone: call(asked),
+                    topic: own)
             default: return result(topic, place)
             }
         }
@@ -173,7 +174,8 @@ private struct Routed {
         }
     }
 
-    @Test func `a random history through the router and through clients ends as in one database, while topics move and daemons are killed`()
+    @Test
+    func `random calls through router and clients end as in one database, while topics move and daemons are killed`()
         throws
     {
         let routed = try Routed()
