@@ -8,6 +8,7 @@ struct BatchRunner {
     let pair: DrainPair
     var transaction: BatchTransaction
     var guardLimits: GuardLimits
+    let refused = RefusedRows()
 
     /// Runs a batch, and moves its rows to the retry partition if it fails.
     ///

@@ -116,6 +116,10 @@ public struct Drain {
             )
             if !goesOn { break }
         }
+        for queue in queues {
+            let refused = queue.runner.refused
+            if let error = refused.error { pass.refusals[queue.name] = .init(rows: refused.count, error: error) }
+        }
         return pass
     }
 

@@ -23,6 +23,14 @@ extension Drain {
         /// rest.
         public private(set) var troubles: [QueueName: DatabaseError] = [:]
 
+        /// What PostgreSQL says about rows that it refuses, though it takes others. They wait in the retry partition.
+        public internal(set) var refusals: [QueueName: Refusal] = [:]
+
+        public struct Refusal: Equatable, Sendable {
+            public var rows: Int
+            public var error: DatabaseError
+        }
+
         /// The trouble of either queue.
         public var trouble: DatabaseError? { troubles[.results] ?? troubles[.registrations] }
 
@@ -43,6 +51,7 @@ extension Drain {
             registrations.add(other.registrations)
             lockWaits += other.lockWaits
             troubles.merge(other.troubles) { _, new in new }
+            refusals.merge(other.refusals) { _, new in new }
             for (kind, count) in other.sendersFaults { blame(kind, count) }
         }
 
@@ -84,8 +93,8 @@ extension Drain {
         case bulkReadFailed(DatabaseError)
         /// PostgreSQL refused the data of a batch. Its rows moved to the retry partition and are tried one by one.
         case batchSetAside(QueueName, DatabaseError)
-        /// PostgreSQL refused a row, which is now in the queue's table of rejected rows.
-        case rowRejected(QueueName, DatabaseError)
+        /// PostgreSQL refused a row, though it takes others. The row stays in the retry partition, and is tried again later.
+        case rowRefused(QueueName, DatabaseError)
     }
 }
 

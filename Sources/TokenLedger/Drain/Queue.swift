@@ -20,6 +20,10 @@ protocol Queue: Sendable {
     /// An SQL condition: the row is large. It waits in the retry partition for its turn alone, so that memory stays bounded.
     var isBulky: String { get }
 
+    /// Columns and values of a row of ours that changes the ledger, to see whether PostgreSQL takes any.
+    var sampleColumns: String { get }
+    var sample: String { get }
+
     /// Takes rows off the queue and records what they say.
     func record(
         _ rows: RowRange, of partition: Partition, _ terms: BatchTerms, on connection: inout Connection
@@ -32,15 +36,12 @@ protocol Queue: Sendable {
         _ rows: RowRange, of partition: Partition, on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord?
 
-    /// Moves one row to the table of rejected rows without reading it, or only counts it.
+    /// Moves one row that is too long to the table of rejected rows without reading it, or only counts it. Only the beginning of each text is kept.
     ///
-    /// - Parameters:
-    ///   - isKept: False to only count it. A row that an operator has requeued is kept even then.
-    ///   - isCut: Whether the row is too long: only the beginning of each text is kept.
+    /// - Parameter isKept: False to only count it. A row that an operator has requeued is kept even then.
     /// - Returns: What was done; nil if the row was gone.
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
-        on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord?
 }
 

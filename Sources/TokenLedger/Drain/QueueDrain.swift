@@ -1,9 +1,14 @@
+internal import TokenModel
+
 /// Drains one of the queues on a connection: what a `Drain` keeps of it from pass to pass.
 struct QueueDrain {
     private let role: Drain.Role
     var runner: BatchRunner
     private var partitions: [Partition: PartitionDrain] = [:]
     private var nextRetry = ContinuousClock.now
+    /// While only a person can help, each attempt costs an error in the server's log.
+    private var trouble: (error: DatabaseError, until: ContinuousClock.Instant, times: Int)?
+    private static let troubleBackoff = Backoff(from: .seconds(1), to: .seconds(15))
 
     var name: QueueName { runner.queue.name }
 
@@ -37,10 +42,22 @@ struct QueueDrain {
             pages: sizes.pages(of: partition),
             isSealed: truncates && !sizes.isInUse(partition) && !partition.isRetry, deadline: deadline,
             elsewhere: elsewhere)
+        if let trouble, .now < trouble.until {
+            pass.note(trouble.error, of: name)
+            return .finished
+        }
         var drain = partitions[partition] ?? PartitionDrain(partition, role)
         defer { partitions[partition] = drain }
-        return try drain.takeTurn(
+        let (takenBefore, troubleBefore) = (pass.taken, pass.troubles[name])
+        let ending = try drain.takeTurn(
             conditions, runner, into: &pass, on: &connection, report: report, betweenBatches: goesOn)
+        if let error = pass.troubles[name], troubleBefore == nil, pass.taken == takenBefore {
+            let times = trouble?.times ?? 0
+            trouble = (error, .now + Self.troubleBackoff.pause(after: times).jittered(), times + 1)
+        } else if pass.taken > takenBefore {
+            trouble = nil
+        }
+        return ending
     }
 
     /// Gives the retry partition its turn, if it has rows and it is time.

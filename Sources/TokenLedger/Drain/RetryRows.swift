@@ -6,14 +6,17 @@ extension BatchRunner {
         _ pages: Range<Int>, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
     ) throws(DatabaseError) -> DrainLock.Refusal? {
         let takenBefore = pass.taken
-        let hasFailed: Bool
+        refused.prune(at: .now)
+        var hasFailed = false
         do {
-            if let refusal = try record(
-                .pages(pages), of: queue.name.retry, into: &pass, on: &connection, report: report)
-            {
-                return refusal
+            // A row that is refused would fail the batch.
+            if refused.isEmpty {
+                let refusal = try record(
+                    .pages(pages), of: queue.name.retry, into: &pass, on: &connection, report: report)
+                if let refusal { return refusal }
+            } else {
+                hasFailed = true
             }
-            hasFailed = false
         } catch {
             if error.remedy == .reconnect { throw error }
             if error.remedy == .retry { pass.lockWaits += 1 }
@@ -26,7 +29,11 @@ extension BatchRunner {
         return nil
     }
 
-    private typealias RetryRow = (position: RowRange, length: Int)
+    private struct RetryRow {
+        var key: RefusedRows.Key
+        var length: Int
+        var position: RowRange { .row(page: key.page, line: key.line) }
+    }
 
     private func rowsSetAside(
         _ pages: Range<Int>, onlyBulky: Bool, on connection: inout Connection
@@ -34,15 +41,17 @@ extension BatchRunner {
         let rows = try connection.run(
             """
             \(transaction.settings)
-            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, \(queue.length)
+            SELECT (ctid::text::point)[0]::bigint, (ctid::text::point)[1]::bigint, xmin::text, \(queue.length)
             FROM \(queue.name.retry.table)
             WHERE \(RowRange.pages(pages).predicate) \(onlyBulky ? "AND \(queue.isBulky)" : "")
             -- In random order: otherwise a row behind those that block would never have its turn.
             ORDER BY random() LIMIT 1000
             """)
         return try rows.decode { row throws(DatabaseError) in
-            (.row(page: try row.read(), line: try row.read()), try row.read())
-        }
+            RetryRow(
+                key: RefusedRows.Key(page: try row.read(), line: try row.read(), transaction: try row.read()),
+                length: try row.read())
+        }.filter { !refused.rests($0.key, at: .now) }
     }
 
     /// - Parameter maxBlocked: Once this many rows could not be taken, the rest has to wait.
@@ -53,14 +62,19 @@ extension BatchRunner {
         let began = ContinuousClock.now
         var blocked = 0
         var setupError: DatabaseError?
+        // Whether PostgreSQL takes a row of ours, so that what it refuses is the row's own.
+        var takesOurs = false
         for row in rows {
             let takenBefore = pass.taken
             do {
-                try retryRow(row, into: &pass, on: &connection, report: report)
+                try retryRow(row, &takesOurs, into: &pass, on: &connection, report: report)
             } catch {
                 if error.remedy == .reconnect { throw error }
                 if error.remedy == .retry { pass.lockWaits += 1 }
-                if error.remedy == .fixSetup { setupError = error }
+                if error.remedy == .fixSetup {
+                    setupError = error
+                    break
+                }
             }
             if pass.taken == takenBefore { blocked += 1 }
             // Each blocked row may cost a lock timeout. Other rows must not wait for that, nor for many large rows.
@@ -85,39 +99,68 @@ extension BatchRunner {
         ).first { row throws(DatabaseError) in try row.read(String?.self) } ?? nil
     }
 
+    /// - Throws: If PostgreSQL refuses any row.
     private func retryRow(
-        _ row: RetryRow, into pass: inout Drain.Pass, on connection: inout Connection, report: Drain.Report
+        _ row: RetryRow, _ takesOurs: inout Bool, into pass: inout Drain.Pass, on connection: inout Connection,
+        report: Drain.Report
     ) throws(DatabaseError) {
         if let fault = try sizeFault(of: row, on: &connection) {
-            _ = try reject(row, error: fault, isCut: true, into: &pass, on: &connection, report: report)
+            try reject(row, error: fault, into: &pass, on: &connection, report: report)
             return
         }
         do {
             _ = try record(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report)
-        } catch let error where error.remedy == .fixData {
-            let message = "the database refused to record it: \(error)"
-            if try reject(row, error: message, into: &pass, on: &connection, report: report) {
-                report(.rowRejected(queue.name, error))
+            refused.took(row.key)
+        } catch let error where [.fixData, .fixSetup].contains(error.remedy) {
+            if !takesOurs {
+                try tryOurs(on: &connection)
+                takesOurs = true
             }
+            refused.refused(row.key, error, at: .now)
+            report(.rowRefused(queue.name, error))
         }
     }
 
-    /// - Returns: False when another session had the row locked, or the row was gone.
+    /// Writes a row of ours to the retry partition, records it, and rolls back.
+    ///
+    /// - Throws: If PostgreSQL refuses it, too: then a person must act, whatever the error is.
+    private func tryOurs(on connection: inout Connection) throws(DatabaseError) {
+        do {
+            defer { connection.rollback() }
+            if try transaction.beginTaking(queue.name.retry, firstPage: 0, on: &connection) != nil { return }
+            let (page, line): (Int, Int) = try connection.query(
+                """
+                WITH ours AS (
+                    INSERT INTO \(queue.name.retry.table) (\(queue.sampleColumns), partition_number)
+                    VALUES (\(queue.sample), \(queue.name.retry.number)) RETURNING ctid
+                )
+                SELECT (o.ctid::text::point)[0]::bigint, (o.ctid::text::point)[1]::bigint FROM ours AS o
+                """
+            ).one { row throws(DatabaseError) in (try row.read(), try row.read()) }
+            let terms = BatchTerms(guardLimits: guardLimits, rejectedAllowance: rejectedAllowance)
+            _ = try queue.record(.row(page: page, line: line), of: queue.name.retry, terms, on: &connection)
+            rejectedAllowance.forgetCount()
+        } catch {
+            rejectedAllowance.forgetCount()
+            // Another session was in the way: the next row asks again.
+            if error.remedy == .retry { return }
+            throw error.remedy == .fixData ? error.ofSetup : error
+        }
+    }
+
+    /// Rejects a row that is too long.
     private func reject(
-        _ row: RetryRow, error: String, isCut: Bool = false, into pass: inout Drain.Pass,
-        on connection: inout Connection,
+        _ row: RetryRow, error: String, into pass: inout Drain.Pass, on connection: inout Connection,
         report: Drain.Report
-    ) throws(DatabaseError) -> Bool {
-        let takenBefore = pass.taken
+    ) throws(DatabaseError) {
         _ = try inTransaction(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report) {
             connection, _ throws(DatabaseError) in
             try rejectedAllowance.refresh(on: &connection)
-            let isKept = rejectedAllowance.takes(bytes: isCut ? 0 : row.length)
+            let isKept = rejectedAllowance.takes(bytes: 0)
             let rejected = try queue.reject(
-                row.position, of: queue.name.retry, error: error, isKept: isKept, isCut: isCut, on: &connection)
+                row.position, of: queue.name.retry, error: error, isKept: isKept, on: &connection)
             if rejected == nil { rejectedAllowance.forgetCount() }
             return rejected
         }
-        return pass.taken > takenBefore
     }
 }

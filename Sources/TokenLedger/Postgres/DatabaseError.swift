@@ -35,6 +35,16 @@ public struct DatabaseError: Error, Equatable {
     /// What the server advises, in one line; nil if it gave no advice.
     public private(set) var hint: String?
 
+    /// Whether the server refuses any data, whatever it says: a person has to act.
+    private var isOfSetup = false
+
+    /// The same error, as one that any data meets.
+    var ofSetup: Self {
+        var error = self
+        error.isOfSetup = true
+        return error
+    }
+
     public init(_ kind: Kind, _ message: String) {
         self.kind = kind
         self.message = message
@@ -60,7 +70,8 @@ public struct DatabaseError: Error, Equatable {
     }
 
     public var remedy: Remedy {
-        switch kind {
+        if isOfSetup { return .fixSetup }
+        return switch kind {
         // An internal error: an object went away in the middle of a statement ("cache lookup failed for function …" during a migration), and no
         // row is to blame. But a row may be too large for PostgreSQL. PostgreSQL never translates these messages.
         case .server("XX000"): message.contains("memory alloc request size") ? .fixData : .fixSetup

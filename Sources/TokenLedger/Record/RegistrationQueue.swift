@@ -14,6 +14,9 @@ struct RegistrationQueue: Queue {
 
     var sizeFault: String { "tokenkeeper.registration_size_fault(\(Self.texts.joined(separator: ", ")), tags)" }
 
+    let sampleColumns = "topic, token"
+    let sample = "'tokenkeeper.probe', repeat('ff', 32)"
+
     /// More text than 8,000 bytes. A registration has about 150 bytes, but some have a hundred tags.
     var isBulky: String { "\(length) > 8000" }
 
@@ -71,14 +74,11 @@ struct RegistrationQueue: Queue {
     }
 
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
-        on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord? {
         var record = BatchRecord()
-        let taken =
-            isCut
-            ? (Self.cut(Self.texts) + ["tokenkeeper.cut_tags(tags) AS tags"] + Self.others).joined(separator: ", ")
-            : columns
+        let taken = (Self.cut(Self.texts) + ["tokenkeeper.cut_tags(tags) AS tags"] + Self.others).joined(
+            separator: ", ")
         (record.pass.registrations.rejected, record.pass.registrations.notKept) = try connection.query(
             """
             WITH gone AS (

@@ -23,6 +23,12 @@ struct ResultQueue: Queue {
     /// More text than 2,000 bytes. APNs' own responses have about 150 bytes.
     static let isBulky: String = "\(length) > 2000"
 
+    let sampleColumns = "topic, token, status, body"
+    let sample = """
+        'tokenkeeper.probe', repeat('ff', 32), '410',
+        '{"reason":"Unregistered","timestamp":' || (extract(epoch FROM now()) * 1000)::bigint || '}'
+        """
+
     /// 200s are counted on the server. The status is text: `'200'` as drivers write it. A 200 with blanks around it is read here.
     static let isAccepted = "(status = '200' AND \(isLong) IS NOT TRUE)"
 
@@ -80,12 +86,11 @@ struct ResultQueue: Queue {
     }
 
     func reject(
-        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, isCut: Bool,
-        on connection: inout Connection
+        _ row: RowRange, of partition: Partition, error: String, isKept: Bool, on connection: inout Connection
     ) throws(DatabaseError) -> BatchRecord? {
         var recorded = BatchRecord()
         let status: Int32?
-        let taken = isCut ? (Self.cut(Self.texts) + Self.others).joined(separator: ", ") : columns
+        let taken = (Self.cut(Self.texts) + Self.others).joined(separator: ", ")
         (recorded.pass.rejected, recorded.pass.notKept, status) = try connection.query(
             """
             WITH gone AS (

@@ -53,14 +53,14 @@ final class DrainSummary: Sendable {
     private func logFailures(_ state: State) {
         if let refusals = state.refusals[.results] {
             logger.warning(
-                "PostgreSQL refused results; they are in tokenkeeper.rejected_result",
+                "PostgreSQL refuses results; they wait, and each is tried again alone",
                 metadata: [
                     "batches": "\(refusals.batches)", "results": "\(refusals.rows)", "first_error": "\(refusals.first)",
                 ])
         }
         if let refusals = state.refusals[.registrations] {
             logger.warning(
-                "PostgreSQL refused registrations; they are in tokenkeeper.rejected_registration",
+                "PostgreSQL refuses registrations; they wait, and each is tried again alone",
                 metadata: [
                     "batches": "\(refusals.batches)", "registrations": "\(refusals.rows)",
                     "first_error": "\(refusals.first)",
@@ -133,7 +133,7 @@ final class DrainSummary: Sendable {
         case .guardChanged(let transition): GuardLog(logger).note(transition)
         case .bulkReadFailed(let error): state.withLock { $0.bulkReadFailure = error }
         case .batchSetAside(let queue, let error): note(error, of: queue, batches: 1, rows: 0)
-        case .rowRejected(let queue, let error): note(error, of: queue, batches: 0, rows: 1)
+        case .rowRefused(let queue, let error): note(error, of: queue, batches: 0, rows: 1)
         }
     }
 

@@ -5,6 +5,8 @@ internal import TokenModel
 struct WaitReason {
     /// What a person must fix.
     var trouble: DatabaseError?
+    /// Rows that PostgreSQL refuses, though it takes others.
+    var refusal: Drain.Pass.Refusal?
     /// Sessions whose locks are in the way; empty if they are not known. Nil if no lock is.
     var holders: [LockHolder]?
     /// How many of its rows the drain is done with, of those in the last `period`.
@@ -15,6 +17,11 @@ struct WaitReason {
     func words(for queue: Heartbeat.Queue) -> String? {
         if queue.depth == 0 && queue.exact { return nil }
         if let trouble { return "PostgreSQL reports: \(trouble)" }
+        if let refusal {
+            return
+                "PostgreSQL refuses \(counted(refusal.rows, "row", "rows")) and takes others; each is tried again, later each time: "
+                + "\(refusal.error)"
+        }
         if let holders { return "of a lock in PostgreSQL: \(holders.words)" }
         let seconds = period / .seconds(1)
         let retries =

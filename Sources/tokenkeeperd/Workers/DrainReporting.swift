@@ -12,6 +12,7 @@ struct DrainReporting {
     private var beatRefusedAt: ContinuousClock.Instant?
     private var locks: LockWatch
     private var troubles: [QueueName: DatabaseError] = [:]
+    private var refusals: [QueueName: Drain.Pass.Refusal] = [:]
     /// What the pass had done when its locks were last counted.
     private var counted = Drain.Pass()
     /// Whether rows have moved since the last heartbeat of an idle pass.
@@ -67,7 +68,7 @@ struct DrainReporting {
     mutating func passEnded(_ pass: Drain.Pass, on connection: inout Connection) throws(DatabaseError) {
         // Once the last of the work is done, or something is in its way, `status` should soon show it.
         isUnreported = pass.moved || pass.troubles != troubles || isUnreported
-        troubles = pass.troubles
+        (troubles, refusals) = (pass.troubles, pass.refusals)
         if isUnreported, !pass.moved, beatAt.map({ $0.duration(to: .now) > worker.timing.soon }) ?? true {
             beatAt = nil
             isUnreported = false
@@ -127,7 +128,8 @@ struct DrainReporting {
     private func report(
         of name: QueueName, _ queue: Heartbeat.Queue, settled: Int, _ period: Duration
     ) -> Heartbeat.QueueReport {
-        let reason = WaitReason(trouble: troubles[name], holders: locks.reported, settled: settled, period: period)
+        let reason = WaitReason(
+            trouble: troubles[name], refusal: refusals[name], holders: locks.reported, settled: settled, period: period)
         return Heartbeat.QueueReport(queue, trouble: troubles[name], reason: reason.words(for: queue))
     }
 
