@@ -1,16 +1,20 @@
 /// What holds back the cleanup of dead rows, or slows the queue down: publications, slots, old transactions, autovacuum.
 extension DatabaseCheck {
+    /// Matches the tables whose rows come and go: the queues and the outbox.
+    private static let queues =
+        "'^(send_result|registration)(_[0-9]|_retry|_backlog)?$|^(send_request|campaign_batch|moved_row)$'"
+
     static let publications = DatabaseCheck("publications") { connection throws(DatabaseError) in
         let found = try connection.query(
             """
             SELECT u.pubname::text, quote_ident(u.pubname), u.puballtables,
                    (SELECT string_agg('tokenkeeper.' || quote_ident(c.relname), ', ' ORDER BY c.relname)
                     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_class AS c ON c.oid = r.prrelid
-                    WHERE r.prpubid = u.oid AND c.relname ~ '^send_re(sult|quest)'
+                    WHERE r.prpubid = u.oid AND c.relname ~ \(queues)
                       AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
             FROM pg_catalog.pg_publication AS u
             WHERE EXISTS (SELECT FROM pg_catalog.pg_publication_tables AS p
-                          WHERE p.pubname = u.pubname AND p.schemaname = 'tokenkeeper' AND p.tablename ~ '^send_re(sult|quest)')
+                          WHERE p.pubname = u.pubname AND p.schemaname = 'tokenkeeper' AND p.tablename ~ \(queues))
             ORDER BY 1
             """
         ).decode { row throws(DatabaseError) in
@@ -23,12 +27,12 @@ extension DatabaseCheck {
                     + (tables.map { "TABLE \($0);" } ?? "TABLES IN SCHEMA tokenkeeper;")
             return Finding(
                 .problem, "publications",
-                "publication \(name) includes the queue, and no subscriber keeps up with that"
+                "publication \(name) includes a queue, and no subscriber keeps up with that"
                     + (isOfAll
                         ? "; it is FOR ALL TABLES: make one that names its tables (docs/how-to/replicate.md)" : ""),
                 fixedBy: [command])
         }
-        return problems(found, "publications", elseFine: "none includes the queue")
+        return problems(found, "publications", elseFine: "none includes a queue")
     }
 
     static let slots = DatabaseCheck("slots") { connection throws(DatabaseError) in
@@ -136,6 +140,7 @@ extension DatabaseCheck {
     }
 
     /// More dead rows than twice what lets autovacuum begin: it does not keep up, or something holds it back.
+    /// A note: after a large batch, autovacuum needs some minutes. `status` warns if it takes longer.
     static let deadRows = DatabaseCheck("dead rows") { connection throws(DatabaseError) in
         let found = try connection.query(
             """
@@ -148,7 +153,8 @@ extension DatabaseCheck {
             let (name, quoted) = (try row.read(String.self), try row.read(String.self))
             let (dead, live) = (try row.read(Int64.self), try row.read(Int64.self))
             return Finding(
-                .problem, "dead rows", "tokenkeeper.\(name) has \(dead) dead rows and \(live) live ones",
+                .note, "dead rows",
+                "tokenkeeper.\(name) has \(dead) dead rows and \(live) live ones; if autovacuum does not remove them within 15 minutes, `status` warns",
                 fixedBy: ["VACUUM (VERBOSE, ANALYZE) tokenkeeper.\(quoted);"])
         }
         return problems(found, "dead rows", elseFine: "autovacuum keeps up")

@@ -61,7 +61,7 @@ import TokenModel
         let daemon = try database.daemon()
         try database.psql(
             """
-            CREATE PUBLICATION queue FOR TABLE tokenkeeper.send_result, tokenkeeper.ledger;
+            CREATE PUBLICATION queue FOR TABLE tokenkeeper.send_result, tokenkeeper.registration, tokenkeeper.ledger;
             ALTER TABLE tokenkeeper.ledger SET (autovacuum_enabled = off);
             REVOKE INSERT ON tokenkeeper.send_result FROM tokenkeeper_sender;
             REVOKE SELECT ON tokenkeeper.stale_share FROM tokenkeeper_monitor;
@@ -87,7 +87,7 @@ import TokenModel
         #expect(run.status == 1, "\(run)")
         #expect(
             problems(run, "publications") == [
-                "publication queue includes the queue, and no subscriber keeps up with that → ALTER PUBLICATION queue DROP TABLE tokenkeeper.send_result;"
+                "publication queue includes a queue, and no subscriber keeps up with that → ALTER PUBLICATION queue DROP TABLE tokenkeeper.registration, tokenkeeper.send_result;"
             ])
         #expect(
             problems(run, "autovacuum") == [

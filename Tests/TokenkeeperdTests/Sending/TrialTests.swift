@@ -89,7 +89,9 @@ private typealias Decisions = `The sender's decisions`
         var state = TriedState()
         #expect(state.problems.count == 1)
         _ = state.claim([1], of: "aa")
-        #expect(state.problems.count == 1 && state.problems[0].contains("requests wait for a response"), "\(state.problems)")
+        #expect(
+            state.problems.count == 1 && state.problems[0].contains("requests wait for a response"), "\(state.problems)"
+        )
         state.end(1, of: "aa", Decisions.response(200))
         #expect(state.problems.isEmpty)
     }
