@@ -9,7 +9,7 @@ struct Run: ParsableCommand {
         abstract: "Run the daemon: drain, record, sweep, and send if credentials are configured.",
         discussion: """
             On SIGTERM and SIGINT, the daemon finishes its running batches and exits with 0. On SIGUSR1 it sweeps, on SIGHUP it \
-            reloads the configuration. While PostgreSQL is unavailable, it waits. It exits with 78 if the schema does not fit. \
+            reloads the configuration. While PostgreSQL is unavailable, or its schema does not fit, it waits. \
             It supports sd_notify(3), including the watchdog.
             """)
 

@@ -85,12 +85,7 @@ struct Daemon {
             Worker(
                 part: part, settings: settings, timing: timing, stop: stop, atWork: atWork,
                 statements: metrics.statements, outages: outages, report: report,
-                giveUp: { error in
-                    ending.say(.configuration) {
-                        report.stopping(failure: "\(error)")
-                        logger.critical("\(error)")
-                    }
-                }, migration: migration, logger: logger)
+                migration: migration, logger: logger)
         }
         let summary = DrainSummary(metrics: metrics, logger: logger)
         let backlog = BacklogWorker.Backlog()

@@ -13,9 +13,11 @@ final class OutageLog: Sendable {
         /// Who holds the lock on which table. Another lock is another problem.
         case locked(String)
         case refused(String?)
+        /// The schema is missing, or of another release.
+        case unfit
 
-        /// Whether PostgreSQL is not available at all.
-        var isAway: Bool { self == .away || self == .login }
+        /// Whether the daemon cannot work with PostgreSQL at all.
+        var isAway: Bool { [.away, .login, .unfit].contains(self) }
         var isLock: Bool { if case .locked = self { true } else { false } }
     }
 
@@ -83,9 +85,15 @@ final class OutageLog: Sendable {
             logger.error(
                 "PostgreSQL refuses: this role lacks a right; see `tokenkeeperd grants`, and GRANT tokenkeeper_daemon TO it",
                 metadata: details)
-        case .refused:
+        case .refused, .unfit:
             logger.error("PostgreSQL refuses; trying again", metadata: details)
         }
+    }
+
+    /// The schema does not fit. The daemon looks again every few seconds.
+    func unfit(_ error: SchemaError, _ part: ServiceState.Part) {
+        report.inTheWay("waits for migrate: \(error)", isAway: true, of: part)
+        if isNews(.unfit, of: part) { logger.critical("waits for migrate", metadata: ["error": "\(error)"]) }
     }
 
     /// A statement of a worker has had no answer for too long: PostgreSQL hangs, or the network drops its packets.
@@ -170,7 +178,8 @@ final class OutageLog: Sendable {
         if over.contains(where: \.isLock) {
             logger.notice("no longer waiting for a lock in PostgreSQL", metadata: lasted)
         }
-        if over.contains(where: { !$0.isLock }) {
+        if over.contains(.unfit) { logger.notice("the schema fits", metadata: lasted) }
+        if over.contains(where: { !$0.isLock && $0 != .unfit }) {
             logger.notice("PostgreSQL is back", metadata: lasted.merging(["host": "\(host)"]) { $1 })
         }
     }

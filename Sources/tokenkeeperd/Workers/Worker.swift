@@ -17,8 +17,6 @@ struct Worker: Sendable {
     let statements: DurationHistogram
     let outages: OutageLog
     let report: ServiceNotifier
-    /// Called when a person must act before this process can continue.
-    let giveUp: @Sendable (SchemaError) -> Void
     /// Nil unless the drain has to apply migrations before anything else.
     let migration: MigrationStep?
     let logger: Logger
@@ -106,7 +104,9 @@ struct Worker: Sendable {
                     throw error
                 }
             } catch let error as SchemaError {
-                return giveUp(error)
+                // Somebody migrates, or installs another release.
+                outages.unfit(error, part)
+                rest(bell, for: timing.unfitSchema)
             } catch let error as DatabaseError {
                 // Servers close idle connections. A connection that is lost after useful work is not worth a log line, unless it
                 // happens often.
