@@ -81,7 +81,8 @@ struct Delivery: Sendable {
             lastFailure = nil
             if answer.status == 200 { return .ends(.answered(answer)) }
             switch ResponseBody(answer.body).reason {
-            case "ExpiredProviderToken":
+            // APNs may call a token of a wrong clock invalid.
+            case "ExpiredProviderToken", "InvalidProviderToken":
                 guard !hasRenewed, !isAbandoned, let authorization, renew(authorization) else { break }
                 hasRenewed = true
                 allowed = sends + 1

@@ -102,6 +102,13 @@ extension ConnectionPool {
         }
     }
 
+    /// Takes back the requests that wait and were never sent.
+    mutating func withdrawUnsent(_ slots: Set<Int>) {
+        for delivery in queue.take(where: { $0.sends == 0 && slots.contains($0.request.slot) }) {
+            end(delivery, delivery.endAtStop)
+        }
+    }
+
     /// Ends all requests. A connection with unwritten bytes is closed: they belong to requests that were given back, and must not leave.
     mutating func endAll(at now: ContinuousClock.Instant) {
         stop()

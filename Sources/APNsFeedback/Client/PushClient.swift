@@ -47,9 +47,11 @@ public final class PushClient: Sendable {
     /// Takes requests back. Those of which no server can have the whole end as withdrawn; the others are not repeated, and end with
     /// their response.
     ///
-    /// - Parameter slots: Of requests that were submitted before this call. Others are ignored.
-    public func withdraw(_ slots: Set<Int>) {
-        if mailbox.withdraw(slots) { ended() }
+    /// - Parameters:
+    ///   - slots: Of requests that were submitted before this call. Others are ignored.
+    ///   - isIfUnsent: Whether those that were sent go on, and may be repeated.
+    public func withdraw(_ slots: Set<Int>, ifUnsent isIfUnsent: Bool = false) {
+        if mailbox.withdraw(slots, ifUnsent: isIfUnsent) { ended() }
         thread.wake()
     }
 

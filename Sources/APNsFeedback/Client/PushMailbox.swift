@@ -6,6 +6,7 @@ final class PushMailbox: Sendable {
     private struct Contents {
         var inbox: [PushRequest] = []
         var withdrawn: Set<Int> = []
+        var withdrawnUnsent: Set<Int> = []
         var unwanted: Set<Environment> = []
         var outcomes: [PushOutcome] = []
         var stopBy: ContinuousClock.Instant?
@@ -31,27 +32,34 @@ final class PushMailbox: Sendable {
     struct Orders {
         /// The slots of requests to be taken back. They were taken out of the mailbox before those in `requests` were put in.
         var withdrawn: Set<Int> = []
+        /// Only if no server can have any of them.
+        var withdrawnUnsent: Set<Int> = []
         /// The servers whose connections are to be replaced.
         var unwanted: Set<Environment> = []
         var requests: [PushRequest] = []
         var stopBy: ContinuousClock.Instant?
 
-        var isEmpty: Bool { withdrawn.isEmpty && unwanted.isEmpty && requests.isEmpty && stopBy == nil }
+        var isEmpty: Bool {
+            withdrawn.isEmpty && withdrawnUnsent.isEmpty && unwanted.isEmpty && requests.isEmpty && stopBy == nil
+        }
     }
 
     func takeOrders() -> Orders {
         contents.withLock { contents in
-            defer { (contents.inbox, contents.withdrawn, contents.unwanted) = ([], [], []) }
+            defer {
+                (contents.inbox, contents.withdrawn, contents.withdrawnUnsent, contents.unwanted) = ([], [], [], [])
+            }
             return Orders(
-                withdrawn: contents.withdrawn, unwanted: contents.unwanted, requests: contents.inbox,
+                withdrawn: contents.withdrawn, withdrawnUnsent: contents.withdrawnUnsent, unwanted: contents.unwanted,
+                requests: contents.inbox,
                 stopBy: contents.stopBy)
         }
     }
 
     /// - Returns: Whether that ended any request: one that the thread has not taken.
-    func withdraw(_ slots: Set<Int>) -> Bool {
+    func withdraw(_ slots: Set<Int>, ifUnsent isIfUnsent: Bool = false) -> Bool {
         contents.withLock { contents in
-            contents.withdrawn.formUnion(slots)
+            if isIfUnsent { contents.withdrawnUnsent.formUnion(slots) } else { contents.withdrawn.formUnion(slots) }
             let ended = contents.inbox.filter { slots.contains($0.slot) }
             if ended.isEmpty { return false }
             contents.inbox.removeAll { slots.contains($0.slot) }

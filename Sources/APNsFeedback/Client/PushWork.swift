@@ -93,6 +93,9 @@ final class PushWork {
         if !orders.withdrawn.isEmpty {
             for scope in scopes { scope.pool.withdraw(orders.withdrawn) }
         }
+        if !orders.withdrawnUnsent.isEmpty {
+            for scope in scopes { scope.pool.withdrawUnsent(orders.withdrawnUnsent) }
+        }
         for environment in orders.unwanted { scope(of: environment).pool.replaceAll(at: now) }
         for request in orders.requests {
             let delivery = Delivery(request)

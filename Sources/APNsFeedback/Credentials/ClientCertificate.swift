@@ -60,8 +60,8 @@ public struct ClientCertificate: Sendable {
         }
     }
 
-    /// Of the identities that keys and certificates make, one for these topics, or else for these environments, or else valid today; of several, the one that
-    /// is valid for longest. Keychain Access exports an old and a renewed certificate, or those of both environments, into one file.
+    /// Of the identities that keys and certificates make, one for these topics, or else valid today, or else for these environments, or else for production; of
+    /// several, the one that is valid for longest. Keychain Access exports an old and a renewed certificate, or those of both environments, into one file.
     private static func best(
         of keys: [PrivateKey], _ certificates: [Certificate], at now: Instant?, for topics: [String],
         in environments: Set<Environment>
@@ -82,7 +82,8 @@ public struct ClientCertificate: Sendable {
                 }
             let isForAll = environments.isSubset(of: identity.environments)
             let isValid = (try? identity.requireValidity(at: now ?? .now)) != nil
-            return (fits ? 4 : 0) + (isForAll ? 2 : 0) + (isValid ? 1 : 0)
+            let isOfProduction = identity.environments.contains(.production)
+            return (fits ? 8 : 0) + (isValid ? 4 : 0) + (isForAll ? 2 : 0) + (isOfProduction ? 1 : 0)
         }
         // One that is complete, or the reason why none is.
         guard let best = identities.max(by: { (rank($0), $0.expiresAt) < (rank($1), $1.expiresAt) }) else {

@@ -53,8 +53,11 @@ struct OnlineCheck {
         return credentials.flatMap { credential in
             Environment.allCases.filter(credential.settings.environments.contains).map { environment in
                 Trial(what: "APNs \(environment.rawValue), credential \(credential.settings.name)") {
-                    ConnectionProbe(of: environment, credential.identity, options).failure()
+                    let failure =
+                        ConnectionProbe(of: environment, credential.identity, options).failure()
                         ?? CredentialProbe(credential, environment, options).failure()
+                    if failure == nil { configuration.wasAccepted(credential.token) }
+                    return failure
                 }
             }
         }

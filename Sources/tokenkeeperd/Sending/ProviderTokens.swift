@@ -39,3 +39,24 @@ struct ProviderTokens {
         return token
     }
 }
+
+/// For commands that make provider tokens beside the daemons.
+extension Configuration {
+    /// Takes the provider token of the daemons, or gives them one that APNs has accepted. Does nothing if PostgreSQL cannot be asked: then the
+    /// token is a new one.
+    func exchange(_ token: ProviderToken?) {
+        guard let token, var connection = try? connectLikeService(writes: true) else { return }
+        let outbox = Outbox(daemonID: "", processScope: "", lockTimeout: lockTimeout)
+        try? outbox.exchangeTokens(on: &connection) { shared in
+            ProviderTokens.take(shared, [token])
+            return [token.toShare(insteadOf: shared[token.key], at: .now)].compactMap(\.self)
+        }
+    }
+
+    /// APNs has accepted the token: without this, a daemon that starts now would make another one, and APNs refuses that for 20 minutes.
+    func wasAccepted(_ token: ProviderToken?) {
+        guard let token, token.awaitsProof, let text = try? token.text(at: .now) else { return }
+        token.was(accepted: true, text)
+        exchange(token)
+    }
+}

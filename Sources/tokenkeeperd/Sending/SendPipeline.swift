@@ -204,6 +204,8 @@ struct SendPipeline {
             case .submit(let requests, let credential): client(of: credential)?.submit(requests.map { enter($0) })
             case .withdraw(let numbers, let credential):
                 client(of: credential)?.withdraw(Set(numbers.compactMap { slots[$0] }))
+            case .withdrawUnsent(let numbers, let credential):
+                client(of: credential)?.withdraw(Set(numbers.compactMap { slots[$0] }), ifUnsent: true)
             case .reconnect(let scope):
                 guard let environment = Environment(rawValue: scope.environment) else { continue }
                 client(of: scope.credential)?.reconnect(environment)

@@ -62,6 +62,8 @@ struct SendState {
         case submit([ClaimedRequest], credential: String)
         /// Take requests back from the client, by `request_id`. The client keeps those that it has sent until they are answered.
         case withdraw([Int64], credential: String)
+        /// The same, without those that the client has sent: it repeats them over another connection.
+        case withdrawUnsent([Int64], credential: String)
         /// Leave the connections of a credential in an environment: what comes next goes over new ones.
         case reconnect(CredentialScope)
         /// Log that a server or a topic pauses for this time.
@@ -192,12 +194,16 @@ struct SendState {
             guard let since = server.silence?.since, since.duration(to: now) >= timing.unanswered,
                 let pause = evidence.isSilent(scope, at: now)
             else { return [] }
-            return begin(pause, in: scope)
+            return begin(pause, in: scope, keepsSent: true)
         }
     }
 
     /// Gives back what was not sent to a server or for a topic.
-    private mutating func begin(_ pause: ResponseEvidence.Finding.Pause, in scope: CredentialScope) -> [Action] {
+    ///
+    /// - Parameter keepsSent: Whether the client may repeat what it has sent: nothing was refused.
+    private mutating func begin(
+        _ pause: ResponseEvidence.Finding.Pause, in scope: CredentialScope, keepsSent: Bool = false
+    ) -> [Action] {
         let isMeant: (ClaimedRequest) -> Bool
         var actions: [Action] = [.logPause(pause.subject, pause.duration, why: evidence.words(of: pause.subject))]
         switch pause.subject {
@@ -216,7 +222,13 @@ struct SendState {
         giveBack(in: scope, where: isMeant)
         unwritten.giveBack(paced.withdraw(where: isMeant), after: nil)
         let numbers = servers[scope]?.requests.inFlight(where: isMeant) ?? []
-        return numbers.isEmpty ? actions : actions + [.withdraw(numbers, credential: scope.credential)]
+        if numbers.isEmpty { return actions }
+        let credential = scope.credential
+        return actions
+            + [
+                keepsSent
+                    ? .withdrawUnsent(numbers, credential: credential) : .withdraw(numbers, credential: credential)
+            ]
     }
 
     /// Lets the token's next request go, unless it has to wait like the one that has ended.

@@ -685,6 +685,20 @@ private struct Stage {
         #expect(stage.outcomes.count == 5)
     }
 
+    @Test func `what waits can be taken back alone, and what was sent is repeated`() {
+        var stage = Stage.proven(inFlight: 4, requests: 7)
+        stage.write([3, 5, 7, 9], 1)
+        stage.pool.withdrawUnsent([2, 4, 6, 7])
+        stage.work()
+        #expect(stage.resets.isEmpty && stage.outcomes.dropFirst().map(\.request.slot) == [6, 7])
+        stage.pool.lost(1, .connectionLost, "closed", at: stage.now)
+        stage.work()
+        stage.connect()
+        stage.write([1], 2)
+        stage.answer(1, 2)
+        #expect(Set(stage.streams[2]?.values.map(\.slot) ?? []) == [2, 3, 4, 5])
+    }
+
     @Test func `a request that was sent and withdrawn ends with its response, or without a second send`() {
         var stage = Stage.proven(requests: 3)
         stage.write([3, 5], 1)

@@ -142,7 +142,7 @@ private typealias Decisions = `The sender's decisions`
         let actions = state.pauseSilent(at: start + .seconds(10))
         #expect(
             actions.contains(.reconnect(main))
-                && actions.contains { if case .withdraw(let numbers, _) = $0 { numbers.count == 30 } else { false } })
+                && actions.contains { if case .withdrawUnsent(let numbers, _) = $0 { numbers.count == 30 } else { false } })
         #expect(state.evidence.isPausing(.server(main), at: start + .seconds(12)))
         #expect(state.pauseSilent(at: start + .seconds(20)) == [], "it is on trial already")
         #expect(state.problems(at: start + .seconds(11)).count == 1)

@@ -138,8 +138,8 @@ private struct World {
         require(state.isEmpty, "something is left")
         require(!rows.values.contains { $0.place == .claimed }, "a claimed request never ended")
         state.take([], at: now.clock)
-        // The rest of the current look, and one that finds nothing waiting.
-        for _ in 1...2 { _ = state.add(Outbox.Scopes(), at: .now) }
+        // The rest of the current look, and some that find nothing waiting.
+        for later in [0, 1, 3602] { _ = state.add(Outbox.Scopes(), at: now.clock + .seconds(later)) }
         require(state.problems(at: now.clock + .seconds(3600)).isEmpty, "an old problem is told")
     }
 
@@ -454,6 +454,9 @@ private struct World {
             case .withdraw(let numbers, let credential):
                 require(credential == "main", "withdrawn from another client")
                 for number in numbers { withdraw(number) }
+            case .withdrawUnsent(let numbers, _):
+                // The client has sent the others.
+                for number in numbers where dice(2) == 0 { withdraw(number) }
             case .reconnect: break
             case .logPause(let subject, let pause, _):
                 pausedUntil[subject] = time + pause.microseconds
@@ -507,6 +510,7 @@ private struct World {
         }
         perform(state.take([outcome], of: "main", by: policy, at: now))
         recall(state.toLookUp(at: now.clock))
+        perform(state.pauseSilent(at: now.clock))
         perform(state.handOver())
     }
 

@@ -54,29 +54,15 @@ struct ChannelCommand: ParsableCommand {
                 throw ValidationError("--app \(Topic.fault(of: app) ?? "")")
             }
             // APNs can refuse a new provider token while it knows that of the daemon.
-            exchange(credential.token, configuration)
+            configuration.exchange(credential.token)
             do {
                 let answer = try work(
                     BroadcastChannels(of: topic, in: environment, credential.identity, configuration.clientOptions))
-                if let token = credential.token, token.awaitsProof, let text = try? token.text(at: .now) {
-                    token.was(accepted: true, text)
-                    exchange(token, configuration)
-                }
+                configuration.wasAccepted(credential.token)
                 return answer
             } catch let error as BroadcastChannels.Failure {
                 ConfigurationOptions.complain("\(error)\(ResponseEvidence.help(error.description))")
                 throw ExitCode(ExitStatus.unavailable.rawValue)
-            }
-        }
-
-        /// Takes the provider token of the daemons, or gives them one that APNs has accepted. Does nothing if PostgreSQL cannot be asked: then the
-        /// token is a new one.
-        private func exchange(_ token: ProviderToken?, _ configuration: Configuration) {
-            guard let token, var connection = try? configuration.connectLikeService(writes: true) else { return }
-            let outbox = Outbox(daemonID: "", processScope: "", lockTimeout: configuration.lockTimeout)
-            try? outbox.exchangeTokens(on: &connection) { shared in
-                ProviderTokens.take(shared, [token])
-                return [token.toShare(insteadOf: shared[token.key], at: .now)].compactMap(\.self)
             }
         }
 
