@@ -74,20 +74,6 @@ import Testing
                 == "1|10\n|5")
     }
 
-    @Test func `it applies to rows that the database refuses, too`() throws {
-        try database.psql("ALTER TABLE tokenkeeper.ledger ADD CONSTRAINT no CHECK (stale_reason <> 'Unregistered')")
-        try database.psql(
-            """
-            INSERT INTO tokenkeeper.send_result (topic, token, status, body)
-            SELECT 't', lpad(to_hex(i), 8, '0'), 410, '{"reason":"Unregistered","timestamp":1760000000000}' FROM generate_series(1, 5) AS i
-            """)
-        var daemon = try database.connect(user: "a_daemon")
-        let pass = try drainAll(&daemon, drain: makeDrain(2))
-        #expect(pass.rejected == 5 && pass.notKept == 3)
-        #expect(try kept() == "2")
-        #expect(try stat() == "410|(rejected)|2\n410|(rejected, not kept)|3")
-    }
-
     @Test func `a batch that is rolled back uses nothing of it`() throws {
         // This makes the whole batch fail, but not its single rows.
         try database.psql("ALTER TABLE tokenkeeper.result_count ADD CHECK (results < 3)")

@@ -118,7 +118,12 @@ public struct Drain {
         }
         for queue in queues {
             let refused = queue.runner.refused
-            if let error = refused.error { pass.refusals[queue.name] = .init(rows: refused.count, error: error) }
+            guard let error = refused.error else { continue }
+            if error.remedy == .fixSetup {
+                pass.note(error, of: queue.name)
+            } else {
+                pass.refusals[queue.name] = .init(rows: refused.count, error: error)
+            }
         }
         return pass
     }

@@ -51,7 +51,9 @@ struct QueueDrain {
         let (takenBefore, troubleBefore) = (pass.taken, pass.troubles[name])
         let ending = try drain.takeTurn(
             conditions, runner, into: &pass, on: &connection, report: report, betweenBatches: goesOn)
-        if let error = pass.troubles[name], troubleBefore == nil, pass.taken == takenBefore {
+        // A row of the retry partition rests alone.
+        let isOfQueue = !partition.isRetry || runner.refused.areAll
+        if let error = pass.troubles[name], troubleBefore == nil, pass.taken == takenBefore, isOfQueue {
             let times = trouble?.times ?? 0
             trouble = (error, .now + Self.troubleBackoff.pause(after: times).jittered(), times + 1)
         } else if pass.taken > takenBefore {

@@ -1,7 +1,7 @@
 internal import TokenModel
 
-/// Rows of a retry partition that PostgreSQL refuses, though it takes others: a trigger of somebody's raises for them, for example. Nothing is wrong with them
-/// that the daemon could name, so they are kept, and each is tried alone, later each time.
+/// Rows of a retry partition that PostgreSQL refuses, though it takes others: a trigger of somebody's raises for them, or only they need a right that is missing.
+/// Nothing is wrong with them that the daemon could name, so they are kept, and each is tried alone, later each time.
 ///
 /// In memory: after a restart, all are tried once more.
 final class RefusedRows {
@@ -21,7 +21,13 @@ final class RefusedRows {
     /// The last error.
     private(set) var error: DatabaseError?
 
-    private static let backoff = Backoff(from: .seconds(5), to: .seconds(3600))
+    /// Whether PostgreSQL has also refused a row of ours.
+    var areAll = false
+
+    /// A person mends a missing right, and expects the row soon.
+    private static let backoff = (
+        data: Backoff(from: .seconds(5), to: .seconds(3600)), setup: Backoff(from: .seconds(1), to: .seconds(15))
+    )
     /// A row that was not refused again for this long after its rest is gone.
     private static let forgets: Duration = .seconds(600)
 
@@ -32,12 +38,17 @@ final class RefusedRows {
 
     func refused(_ row: Key, _ error: DatabaseError, at now: ContinuousClock.Instant) {
         let times = rests[row]?.times ?? 0
-        rests[row] = Rest(until: now + Self.backoff.pause(after: times).jittered(), times: times + 1)
+        let backoff = error.remedy == .fixSetup ? Self.backoff.setup : Self.backoff.data
+        rests[row] = Rest(until: now + backoff.pause(after: times).jittered(), times: times + 1)
         self.error = error
     }
 
     /// The row is gone.
-    func took(_ row: Key) { rests[row] = nil }
+    func took(_ row: Key) {
+        rests[row] = nil
+        areAll = false
+        if rests.isEmpty { error = nil }
+    }
 
     /// Forgets rows that others have taken.
     func prune(at now: ContinuousClock.Instant) {

@@ -71,10 +71,8 @@ extension BatchRunner {
             } catch {
                 if error.remedy == .reconnect { throw error }
                 if error.remedy == .retry { pass.lockWaits += 1 }
-                if error.remedy == .fixSetup {
-                    setupError = error
-                    break
-                }
+                if error.remedy == .fixSetup { setupError = error }
+                if refused.areAll { break }
             }
             if pass.taken == takenBefore { blocked += 1 }
             // Each blocked row may cost a lock timeout. Other rows must not wait for that, nor for many large rows.
@@ -111,10 +109,14 @@ extension BatchRunner {
         do {
             _ = try record(row.position, of: queue.name.retry, into: &pass, on: &connection, report: report)
             refused.took(row.key)
-        } catch let error where [.fixData, .fixSetup].contains(error.remedy) {
+        } catch let error where error.remedy == .fixSetup {
+            refused.refused(row.key, error, at: .now)
+            throw error
+        } catch let error where error.remedy == .fixData {
             if !takesOurs {
+                refused.areAll = true
                 try tryOurs(on: &connection)
-                takesOurs = true
+                (refused.areAll, takesOurs) = (false, true)
             }
             refused.refused(row.key, error, at: .now)
             report(.rowRefused(queue.name, error))
