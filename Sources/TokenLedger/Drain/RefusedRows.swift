@@ -24,7 +24,7 @@ final class RefusedRows {
     /// Whether PostgreSQL has also refused a row of ours.
     var areAll = false
 
-    /// A person mends a missing right, and expects the row soon.
+    /// Whoever grants a missing right expects the row soon.
     private static let backoff = (
         data: Backoff(from: .seconds(5), to: .seconds(3600)), setup: Backoff(from: .seconds(1), to: .seconds(15))
     )

@@ -144,7 +144,7 @@ extension BatchRunner {
             rejectedAllowance.forgetCount()
         } catch {
             rejectedAllowance.forgetCount()
-            // Another session was in the way: the next row asks again.
+            // Another session was in the way: nothing speaks against the setup.
             if error.remedy == .retry { return }
             throw error.remedy == .fixData ? error.ofSetup : error
         }

@@ -27,7 +27,7 @@ public struct Erasure: Sendable {
     /// Deletes what is stored. Waits for up to ten seconds for a token that another session has locked.
     ///
     /// - Parameter dryRun: Whether to count only: everything is rolled back.
-    /// - Returns: How many rows. What is queued is dropped later, and not among them.
+    /// - Returns: How many rows. What is queued is dropped later, and does not count.
     public func perform(dryRun: Bool, on connection: inout Connection) throws(DatabaseError) -> Int64 {
         let (function, name) =
             switch subject {

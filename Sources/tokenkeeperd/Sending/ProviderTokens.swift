@@ -40,7 +40,7 @@ struct ProviderTokens {
     }
 }
 
-/// For commands that make provider tokens beside the daemons.
+/// What commands need that use a signing key beside the daemons.
 extension Configuration {
     /// Takes the provider token of the daemons, or gives them one that APNs has accepted. Does nothing if PostgreSQL cannot be asked: then the
     /// token is a new one.
