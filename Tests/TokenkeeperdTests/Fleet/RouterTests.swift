@@ -14,7 +14,7 @@ private struct Routed {
     let folder: TemporaryDirectory
     let map: String
     let names = ["east", "north", "west"]
-    let databases: [TestDatabase]
+    var databases: [TestDatabase]
     let router: TestDatabase
 
     init() throws {
@@ -56,6 +56,15 @@ private struct Routed {
         let text = try String(contentsOfFile: map, encoding: .utf8)
             .replacing("\"\(topic)\": \"\(from)\"", with: "\"\(topic)\": \"\(to)\"")
         try text.write(toFile: map, atomically: true, encoding: .utf8)
+    }
+
+    /// Puts a restored database into the place of the lost one, and leads the router there.
+    mutating func replace(_ lost: TestDatabase, with restored: TestDatabase) throws {
+        let text = try String(contentsOfFile: map, encoding: .utf8).replacing(lost.name, with: restored.name)
+        try text.write(toFile: map, atomically: true, encoding: .utf8)
+        databases = databases.map { $0.name == lost.name ? restored : $0 }
+        let made = try migrate()
+        guard made.status == 0 else { throw TestFailure("\(made)") }
     }
 
     func move(_ topic: String, to target: String, _ more: String...) throws -> ProgramRun {
@@ -246,6 +255,82 @@ private struct Routed {
             }
         }
         for daemon in daemons { #expect(daemon.stop() == 0) }
+    }
+
+    @Test func `a database that is restored equals that database restored alone`() throws {
+        var routed = try Routed()
+        let alone = try TestCluster.shared.database()
+        var calls = Calls(chance: SeededChance(seed: Seed.next()))
+        /// What the calls meet: the fleet, and databases that have everything.
+        func apply(_ steps: Int, to whole: [TestDatabase]) throws {
+            var daemons = try (routed.databases + whole).map {
+                try $0.daemon(["sweep.interval=off", "drain.poll_idle=50ms"])
+            }
+            for _ in 1...steps {
+                let step = calls.step()
+                let direct = try step.topic.flatMap { calls.number(2) == 0 ? try routed.database(of: $0) : nil }
+                _ = try direct?.psql(step.alone, user: step.user) ?? routed.router.psql(step.routed, user: step.user)
+                for database in whole { _ = try database.psql(step.alone, user: step.user) }
+                if step.routed.contains(".report(") {
+                    for database in routed.databases + whole { try Self.settle(database) }
+                }
+            }
+            for database in routed.databases + whole { try Self.settle(database) }
+            while let daemon = daemons.popLast() { #expect(daemon.stop() == 0) }
+        }
+        let steps = Soak.isWhole ? 1000 : 80
+        try apply(steps, to: [alone])
+        let lost = routed.databases[1]
+        let backups = try [lost, alone].map { try Backup(of: $0, in: routed.folder) }
+        try apply(steps, to: [alone])
+        let atTheLoss = try Self.ledger(lost)
+        let restored = try backups.map { try $0.restored() }
+        try routed.replace(lost, with: restored[0])
+        #expect(try Self.ledger(restored[0]) != atTheLoss)
+        try apply(steps, to: [alone, restored[1]])
+
+        func isOfTheRestored(_ line: [String: String]) throws -> Bool {
+            try routed.database(of: line["topic"]!, device: line["device"]!)?.name == restored[0].name
+        }
+        let expected =
+            try Self.ledger(restored[1]).filter { try isOfTheRestored($0) }
+            + Self.ledger(alone).filter { try !isOfTheRestored($0) }
+        let found = try routed.databases.flatMap(Self.ledger)
+        #expect(Set(found) == Set(expected) && found.count == expected.count)
+        #expect(try found.filter { try isOfTheRestored($0) }.count > 8 && found.count > 30)
+    }
+
+    /// What `pg_dump` has written of a database.
+    private struct Backup {
+        let database: TestDatabase
+        let file: String
+
+        init(of database: TestDatabase, in folder: TemporaryDirectory) throws {
+            self.database = database
+            file = folder.path + "/" + database.name
+            _ = try TestCluster.run(["pg_dump", "-Fc", "-f", file, "-d", database.url(user: "postgres")])
+        }
+
+        func restored() throws -> TestDatabase {
+            let new = try TestCluster.shared.database(migrated: false)
+            _ = try TestCluster.run(["pg_restore", "--exit-on-error", "-d", new.url(user: "postgres"), file])
+            return new
+        }
+    }
+
+    private static func ledger(_ database: TestDatabase) throws -> [[String: String]] {
+        let columns = ["topic", "token", "state", "registered", "invalidated", "reason", "device", "tags", "of_user"]
+        return try database.psql(
+            """
+            SELECT concat_ws('|', topic, token, state, registered_at, coalesce(invalidated_at::text, ''), coalesce(reason, ''),
+                             coalesce(device_id, ''), coalesce(tags::text, ''), coalesce(user_id, ''))
+            FROM tokenkeeper.token
+            """, user: "postgres"
+        ).split(separator: "\n").map { line in
+            Dictionary(
+                uniqueKeysWithValues: zip(
+                    columns, line.split(separator: "|", omittingEmptySubsequences: false).map(String.init)))
+        }
     }
 
     private static func settle(_ database: TestDatabase) throws {
