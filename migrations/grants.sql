@@ -180,6 +180,7 @@ GRANT SELECT ON
     tokenkeeper.result_stat, tokenkeeper.rejected_result, tokenkeeper.held_result, tokenkeeper.held_registration, tokenkeeper.receipt,
     tokenkeeper.guard, tokenkeeper.reinstatement,
     tokenkeeper.stale_share, tokenkeeper.topic_policy, tokenkeeper.operation, tokenkeeper.sweep_run, tokenkeeper.sweep_topic, tokenkeeper.status,
+    tokenkeeper.critical_warning,
     tokenkeeper.migration, tokenkeeper.repeatable, tokenkeeper.send_request, tokenkeeper.suppressed_send, tokenkeeper.failed_send, tokenkeeper.paused_topic,
     tokenkeeper.sending_daemon, tokenkeeper.token_count_hour, tokenkeeper.campaign, tokenkeeper.campaign_progress, tokenkeeper.campaign_wait
     TO tokenkeeper_reader, tokenkeeper_operator;
@@ -316,7 +317,7 @@ GRANT SELECT ON tokenkeeper.exclusion, tokenkeeper.tripped_guard, tokenkeeper.gu
 GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
-GRANT SELECT ON tokenkeeper.status, tokenkeeper.token TO tokenkeeper_daemon;
+GRANT SELECT ON tokenkeeper.status, tokenkeeper.critical_warning, tokenkeeper.token TO tokenkeeper_daemon;
 -- To send pushes: what it claims, the outcome, and the responses.
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE, DELETE ON tokenkeeper.campaign TO tokenkeeper_daemon;
@@ -445,5 +446,8 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.prepare_event_months(),
     tokenkeeper.forget_event_month(timestamptz),
     tokenkeeper.look_at_queue(text),
+    tokenkeeper.waiting_topics(),
+    tokenkeeper.overdue_requests(),
+    tokenkeeper.without_backticks(text),
     tokenkeeper.read_status()
     TO tokenkeeper_daemon;

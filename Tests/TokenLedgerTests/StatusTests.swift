@@ -108,7 +108,7 @@ import Testing
     @Test func `it has the age of the oldest request that is due, in a small outbox and in a large one`() throws {
         let database = try TestCluster.shared.database()
         let look = """
-            SELECT date_trunc('minute', oldest_due_request_age), array_to_string(warnings, ';') LIKE '%, the oldest due since 20%' FROM tokenkeeper.status
+            SELECT date_trunc('minute', oldest_due_request_age), array_to_string(warnings, ';') LIKE '%have been due since 20%' FROM tokenkeeper.status
             """
         func queue(_ topic: String, _ requests: Int, dueAgo: String) throws {
             try database.psql(

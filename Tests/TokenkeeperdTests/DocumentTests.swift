@@ -23,7 +23,7 @@ import Testing
         let links = try PackagedProgram.monitoring("alerts.yml").matches(of: #/runbook_url: (\S+)/#).map {
             String($0.output.1)
         }
-        #expect(links.count == 16 && links.allSatisfy { $0.hasPrefix("docs/how-to/incidents.md#") })
+        #expect(links.count == 21 && links.allSatisfy { $0.hasPrefix("docs/how-to/incidents.md#") })
         let documents = try Document.all(below: root)
         let readme = try #require(documents.first { $0.path == "README.md" }, "the paths begin where it is")
         for link in links { #expect(readme.fault(of: link, among: documents, root: root) == nil, "\(link)") }

@@ -366,7 +366,7 @@ import TokenModel
         serviceState.obstacle("PostgreSQL refuses: no", of: .drain, at: .now)
         #expect(
             serviceState.status == "PostgreSQL refuses: no (since 2026-11-18 11:06:40 UTC)", "the depth is not known")
-        serviceState.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        serviceState.obstacle("waiting for PostgreSQL: no", away: .connect, of: .drain, at: .now)
         #expect(
             serviceState.status == "waiting for PostgreSQL: no (since 2026-11-18 11:06:40 UTC)",
             "the depth is not known")
@@ -383,7 +383,7 @@ import TokenModel
         #expect(serviceState.status == "has not looked at the queue yet")
         serviceState.connecting(.sweep, at: Date(timeIntervalSince1970: 1_795_000_000))
         #expect(serviceState.status == "connecting to PostgreSQL, says the sweep (since 2026-11-18 11:06:40 UTC)")
-        serviceState.obstacle("waiting for PostgreSQL: no", isAway: true, of: .sweep, at: .now)
+        serviceState.obstacle("waiting for PostgreSQL: no", away: .connect, of: .sweep, at: .now)
         serviceState.connecting(.sweep, at: .now)
         #expect(serviceState.status == "waiting for PostgreSQL: no, says the sweep (since 2026-11-18 11:06:40 UTC)")
         serviceState.connected(.sweep)
@@ -395,13 +395,13 @@ import TokenModel
 
         var migrating = ServiceState()
         migrating.beat(.drain, heardOfBy: start)
-        migrating.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        migrating.obstacle("waiting for PostgreSQL: no", away: .connect, of: .drain, at: .now)
         migrating.isMigrating = true
         #expect(migrating.status == "applying migrations")
 
         var never = ServiceState()
         never.beat(.drain, heardOfBy: start)
-        never.obstacle("waiting for PostgreSQL: no", isAway: true, of: .drain, at: .now)
+        never.obstacle("waiting for PostgreSQL: no", away: .connect, of: .drain, at: .now)
         never.stopping(failure: nil)
         never.stopped(inTime: true)
         #expect(never.status == "never was ready; waiting for PostgreSQL: no")

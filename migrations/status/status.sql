@@ -83,6 +83,56 @@ WHERE l.locktype = 'relation' AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock
 COMMENT ON VIEW tokenkeeper.lock_holder IS
     'Internal: the sessions and prepared transactions that have locked a whole table of this schema against changes or against reading, or wait for that.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.waiting_topics() RETURNS TABLE (environment text, topic text, due_at timestamptz)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+-- It steps along the index from topic to topic, and must not read every request.
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $$
+WITH RECURSIVE scope AS (
+    (SELECT left(coalesce(r.topic, ''), 513) AS topic, left(coalesce(r.environment, 'production'), 20) AS environment,
+            coalesce(r.scheduled_at, r.queued_at) AS due_at, 1 AS number
+     FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL ORDER BY 1, 2, 3 LIMIT 1)
+    UNION ALL
+    SELECT n.topic, n.environment, n.due_at, p.number + 1
+    FROM scope AS p CROSS JOIN LATERAL (
+        SELECT left(coalesce(r.topic, ''), 513) AS topic, left(coalesce(r.environment, 'production'), 20) AS environment,
+               coalesce(r.scheduled_at, r.queued_at) AS due_at
+        FROM tokenkeeper.send_request AS r
+        WHERE r.claimed_by IS NULL
+          AND (left(coalesce(r.topic, ''), 513), left(coalesce(r.environment, 'production'), 20)) > (p.topic, p.environment)
+        ORDER BY 1, 2, 3 LIMIT 1) AS n
+    WHERE p.number < 1000
+)
+SELECT s.environment, s.topic, s.due_at FROM scope AS s
+$$;
+COMMENT ON FUNCTION tokenkeeper.waiting_topics() IS
+    'The topics with unclaimed requests, and when the first request of each is due. At most 1000, because senders may write any text as a topic.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.overdue_requests() RETURNS SETOF tokenkeeper.page
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+SELECT 'requests_wait', w.environment, w.topic,
+       format('requests of %s (%s) have been due since %s UTC, and are not sent%s', tokenkeeper.without_backticks(w.topic), w.environment,
+              to_char(w.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
+              CASE WHEN EXISTS (SELECT FROM tokenkeeper.sending_daemon AS s
+                                WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL)
+                   THEN '' ELSE ', because no running daemon sends' END)
+FROM tokenkeeper.waiting_topics() AS w
+LEFT JOIN tokenkeeper.topic AS t ON t.topic = w.topic AND t.environment = w.environment
+LEFT JOIN tokenkeeper.topic_rate AS r ON r.topic_id = t.topic_id AND t.max_per_second IS NOT NULL
+-- A topic with a rate that has been sent to lately is slow because its rate says so.
+WHERE greatest(w.due_at, r.next_send_at) < clock_timestamp() - interval '5 minutes'
+  -- A paused topic has a warning of its own.
+  AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = w.topic AND p.environment = w.environment)
+ORDER BY w.due_at LIMIT 20
+$$;
+COMMENT ON FUNCTION tokenkeeper.overdue_requests() IS
+    'The critical warnings about topics whose requests have been due for five minutes, at most 20. It takes long only if the table has very many dead rows.';
+
 CREATE OR REPLACE VIEW tokenkeeper.status_detail AS
 WITH latest AS (
     SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1
@@ -144,12 +194,12 @@ WITH latest AS (
 ), held_logouts AS MATERIALIZED (
     SELECT tokenkeeper.counted_rows('held_registration') AS logouts
 ), guards AS (
-    SELECT array_agg(format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day%s; '
+    SELECT array_agg(ROW('guard_tripped', t.environment, t.topic, format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day%s; '
                          'see `tokenkeeperd held list`', tokenkeeper.without_backticks(t.topic), t.environment,
                          to_char(g.tripped_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
                          tokenkeeper.guarded_words(g.cause), g.tokens, coalesce(g.active, 0),
-                         CASE g.cause WHEN 'suspect' THEN tokenkeeper.elsewhere_words(t.topic_id, t.environment) ELSE '' END)
-                     ORDER BY g.tripped_at) AS words
+                         CASE g.cause WHEN 'suspect' THEN tokenkeeper.elsewhere_words(t.topic_id, t.environment) ELSE '' END))::tokenkeeper.page
+                     ORDER BY g.tripped_at) AS pages
     FROM (SELECT * FROM tokenkeeper.tripped_guard ORDER BY tripped_at LIMIT 20) AS g JOIN tokenkeeper.topic AS t USING (topic_id)
 ), waves AS (
     SELECT array_agg(format('since %s UTC, %s of %s active tokens of %s (%s) have turned stale (%s%%), far more than usual; '
@@ -221,11 +271,11 @@ WITH latest AS (
 ), sending AS (
     SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
 ), paused AS (
-    SELECT array_agg(format('sending to %s (%s) is paused since %s UTC: %s; to go on, run: SELECT tokenkeeper.resume_sending(%s, %L)',
+    SELECT array_agg(ROW('topic_paused', h.environment, h.topic, format('sending to %s (%s) is paused since %s UTC: %s; to go on, run: SELECT tokenkeeper.resume_sending(%s, %L)',
                             tokenkeeper.without_backticks(h.topic), h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
                             tokenkeeper.without_backticks(h.reason),
-                            CASE WHEN h.topic LIKE '%`%' THEN 'the topic' ELSE quote_literal(h.topic) END, h.environment)
-                     ORDER BY h.paused_at) AS words
+                            CASE WHEN h.topic LIKE '%`%' THEN 'the topic' ELSE quote_literal(h.topic) END, h.environment))::tokenkeeper.page
+                     ORDER BY h.paused_at) AS pages
     FROM (SELECT * FROM tokenkeeper.paused_topic ORDER BY paused_at LIMIT 20) AS h
 ), credential AS (
     SELECT DISTINCT c.credential ->> 'name' AS name, (c.credential ->> 'expires_at')::timestamptz AS expires_at
@@ -283,39 +333,44 @@ WITH latest AS (
           ORDER BY 1 LIMIT 20) AS t
 ), stuck AS (
     -- A paused topic has a warning of its own.
-    SELECT array_agg(c.words ORDER BY c.due_at)
+    SELECT array_agg(ROW('campaign_waits', c.environment, c.topic, c.words)::tokenkeeper.page ORDER BY c.due_at)
                FILTER (WHERE c.due_at < clock_timestamp() - interval '5 minutes') AS old,
            array_agg(c.words ORDER BY c.due_at)
                FILTER (WHERE c.due_at >= clock_timestamp() - interval '5 minutes') AS new
-    FROM (SELECT w.due_at, tokenkeeper.without_backticks(format('campaign %s of %s (%s) has been due since %s UTC: %s', w.campaign_id, a.topic, a.environment,
+    FROM (SELECT w.due_at, a.environment, a.topic, tokenkeeper.without_backticks(format('campaign %s of %s (%s) has been due since %s UTC: %s', w.campaign_id, a.topic, a.environment,
                                                                 to_char(w.due_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), w.reason)) AS words
           FROM tokenkeeper.campaign_wait AS w JOIN tokenkeeper.campaign AS a USING (campaign_id)
           WHERE w.needs_help AND w.due_at < clock_timestamp() - interval '1 minute' ORDER BY w.due_at LIMIT 20) AS c
-), outbox AS (
-    SELECT CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
-                                 ELSE waiting.requests || ' requests wait' END
-           || ' in tokenkeeper.send_request'
-           || coalesce(', the oldest due since ' || to_char(CASE WHEN due.at < clock_timestamp() THEN due.at END AT TIME ZONE 'UTC',
-                                                           'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
-           || CASE WHEN EXISTS (SELECT FROM sending) THEN '' ELSE ', and no running daemon sends' END AS words,
-           coalesce(due.at < clock_timestamp() - interval '5 minutes', false) AS is_old
-    FROM waiting CROSS JOIN due WHERE waiting.requests > 0
+), overdue AS MATERIALIZED (
+    SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
+                THEN ARRAY(SELECT o FROM tokenkeeper.overdue_requests() AS o)
+                ELSE (SELECT c.pages FROM tokenkeeper.status_cache AS c
+                      WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes') END AS pages
+), crashing AS (
+    -- A daemon that stops in order signs off.
+    SELECT array_agg(ROW('crash_loop', '', '', format('daemons on %s have ended %s times within 15 minutes without stopping in order; on that host, run: '
+                                                      'journalctl -u tokenkeeperd', c.host, c.ends))::tokenkeeper.page ORDER BY c.host) AS pages
+    FROM (SELECT split_part(d.daemon_id, '/', 1) AS host, count(*) AS ends FROM tokenkeeper.daemon AS d
+          WHERE d.started_at > clock_timestamp() - interval '15 minutes' AND d.heartbeat_at < clock_timestamp() - interval '30 seconds'
+            AND d.stopped_at IS NULL GROUP BY 1 HAVING count(*) >= 4 ORDER BY 1 LIMIT 20) AS c
 ), critical AS (
-    -- The one place that decides which warnings are critical: those for which somebody has to get up. All others can wait for the morning.
-    SELECT array_remove(ARRAY[
-           CASE WHEN unreported.words IS NOT NULL THEN NULL
-                WHEN latest.heartbeat_at IS NULL THEN 'no daemon has ever run on this database'
-                WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
-                    || to_char(latest.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END,
-           'results stay in the queue because PostgreSQL reports: ' || latest.problem,
-           CASE WHEN queue.oldest_queued_at < clock_timestamp() - interval '5 minutes'
-                THEN 'results have been waiting for longer than five minutes' || coalesce(', because ' || queue.wait_reason, '') END,
-           'registrations stay in the queue because PostgreSQL reports: ' || latest.registration_problem,
-           CASE WHEN registrations.oldest_queued_at < clock_timestamp() - interval '5 minutes'
-                THEN 'registrations have been waiting for longer than five minutes' || coalesce(', because ' || registrations.wait_reason, '') END,
-           (SELECT outbox.words FROM outbox WHERE outbox.is_old)
-       ], NULL) || guards.words || paused.words || stuck.old AS words
-    FROM stuck CROSS JOIN live CROSS JOIN queue CROSS JOIN registrations CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported LEFT JOIN latest ON true
+    -- The one place that decides what is critical: what somebody has to get up for. All other warnings can wait for the morning.
+    SELECT c.pages, ARRAY(SELECT p.warning FROM unnest(c.pages) WITH ORDINALITY AS p ORDER BY p.ordinality) AS words
+    FROM (SELECT ARRAY(SELECT ROW(p.cause, '', '', p.warning)::tokenkeeper.page FROM (VALUES
+               (1, 'no_daemon', CASE WHEN unreported.words IS NOT NULL THEN NULL
+                                     WHEN latest.heartbeat_at IS NULL THEN 'no daemon has ever run on this database'
+                                     WHEN live.daemons = 0 THEN 'no daemon is running; the last was seen at '
+                                         || to_char(latest.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END),
+               (2, 'results_refused', 'results stay in the queue because PostgreSQL reports: ' || latest.problem),
+               (3, 'results_wait', CASE WHEN queue.oldest_queued_at < clock_timestamp() - interval '5 minutes'
+                   THEN 'results have been waiting for longer than five minutes' || coalesce(', because ' || queue.wait_reason, '') END),
+               (4, 'registrations_refused', 'registrations stay in the queue because PostgreSQL reports: ' || latest.registration_problem),
+               (5, 'registrations_wait', CASE WHEN registrations.oldest_queued_at < clock_timestamp() - interval '5 minutes'
+                   THEN 'registrations have been waiting for longer than five minutes' || coalesce(', because ' || registrations.wait_reason, '') END))
+               AS p (position, cause, warning) WHERE p.warning IS NOT NULL ORDER BY p.position)
+           || overdue.pages || crashing.pages || guards.pages || paused.pages || stuck.old AS pages
+        FROM stuck CROSS JOIN live CROSS JOIN queue CROSS JOIN registrations CROSS JOIN guards CROSS JOIN paused CROSS JOIN unreported
+        CROSS JOIN overdue CROSS JOIN crashing LEFT JOIN latest ON true) AS c
 )
 SELECT queue.results AS queue_depth,
        queue.is_estimated AS queue_depth_estimated,
@@ -366,7 +421,10 @@ SELECT queue.results AS queue_depth,
            || CASE WHEN failed.requests > 0
                    THEN ARRAY[CASE failed.requests WHEN 1 THEN '1 request' WHEN 10000 THEN '10000 or more requests'
                                                    ELSE failed.requests || ' requests' END || ' failed; see tokenkeeper.failed_send'] END
-           || ARRAY(SELECT outbox.words FROM outbox WHERE NOT outbox.is_old AND NOT EXISTS (SELECT FROM sending)) AS warnings,
+           || CASE WHEN waiting.requests > 0 AND coalesce(cardinality(overdue.pages), 0) = 0 AND NOT EXISTS (SELECT FROM sending)
+                   THEN ARRAY[CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
+                                                    ELSE waiting.requests || ' requests wait' END
+                              || ' in tokenkeeper.send_request, and no running daemon sends'] END AS warnings,
        waiting.requests AS requests,
        CASE WHEN waiting.requests > 0 AND due.at < clock_timestamp() THEN clock_timestamp() - due.at END AS oldest_due_request_age,
        failed.requests AS failed_sends,
@@ -377,9 +435,11 @@ SELECT queue.results AS queue_depth,
        clock_timestamp() - registrations.oldest_queued_at AS oldest_registration_age,
        registrations.wait_reason AS registrations_wait_because,
        rejected_registrations.registrations AS rejected_registrations,
-       (SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.state IN ('waiting', 'running')) AS open_campaigns
+       (SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.state IN ('waiting', 'running')) AS open_campaigns,
+       critical.pages
 FROM live
 CROSS JOIN critical
+CROSS JOIN overdue
 CROSS JOIN queue
 CROSS JOIN due
 CROSS JOIN waiting
@@ -450,10 +510,12 @@ BEGIN
     FROM (SELECT * FROM tokenkeeper.lock_holder WHERE mode = 'ACCESS EXCLUSIVE' ORDER BY relname LIMIT 20) AS h;
     -- The lock may have ended in the meantime.
     known.warnings := coalesce(known.warnings, ARRAY['most of this status is unknown, because of a lock that has just ended: look again']);
-    known.critical_warnings := array_remove(ARRAY[
-        CASE WHEN known.live_daemons = 0 THEN 'no daemon is running' END,
-        CASE WHEN known.oldest_result_age > interval '5 minutes' THEN 'results have been waiting for longer than five minutes' END,
-        CASE WHEN known.oldest_registration_age > interval '5 minutes' THEN 'registrations have been waiting for longer than five minutes' END], NULL);
+    known.pages := ARRAY(SELECT ROW(p.cause, '', '', p.warning)::tokenkeeper.page FROM (VALUES
+        ('no_daemon', known.live_daemons = 0, 'no daemon is running'),
+        ('results_wait', known.oldest_result_age > interval '5 minutes', 'results have been waiting for longer than five minutes'),
+        ('registrations_wait', known.oldest_registration_age > interval '5 minutes', 'registrations have been waiting for longer than five minutes'))
+        AS p (cause, is_so, warning) WHERE p.is_so);
+    known.critical_warnings := ARRAY(SELECT p.warning FROM unnest(known.pages) AS p);
     known.warnings := known.critical_warnings || known.warnings;
     RETURN NEXT known;
 END
@@ -462,14 +524,19 @@ COMMENT ON FUNCTION tokenkeeper.read_status() IS
     'The row of the view status. If another session has locked a table of the schema against reading, it does not wait for that session, but says who it '
     'is, and what the daemons last said about the queue; the other columns are null.';
 
-CREATE OR REPLACE VIEW tokenkeeper.status AS SELECT s.* FROM tokenkeeper.read_status() AS s;
+CREATE OR REPLACE VIEW tokenkeeper.status AS
+SELECT s.queue_depth, s.queue_depth_estimated, s.oldest_result_age, s.results_wait_because, s.queue_as_of, s.rejected, s.held, s.tokens_active,
+       s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app, s.last_sweep_at, s.last_sweep_trigger,
+       s.last_sweep_outcome, s.live_daemons, s.warnings, s.requests, s.oldest_due_request_age, s.failed_sends, s.credential_expires_at,
+       s.critical_warnings, s.registration_queue_depth, s.registration_queue_estimated, s.oldest_registration_age, s.registrations_wait_because,
+       s.rejected_registrations, s.open_campaigns
+FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
     'One row: the state of the system. The queue as the latest daemon saw it (or as it is, if no daemon runs), the tokens, and '
     'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
 COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
-    'The warnings that somebody has to get up for: no daemon, refused by PostgreSQL, results, registrations, requests or campaigns that have waited for five minutes, a tripped '
-    'guard, a paused topic. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
+    'The warnings that somebody has to get up for, as in the view critical_warning. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
 COMMENT ON COLUMN tokenkeeper.status.queue_depth IS
     'Results that wait in the queue: as a daemon last saw it, or, while no daemon runs, as the view finds it.';
 COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queue was in this state.';
@@ -499,3 +566,17 @@ COMMENT ON COLUMN tokenkeeper.status.failed_sends IS
     'Rows of failed_send; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
 COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
     'When the first certificate of the running daemons expires; null if they send with provider tokens, which do not expire.';
+
+CREATE OR REPLACE VIEW tokenkeeper.critical_warning AS
+SELECT p.cause, p.environment, p.topic, p.warning
+FROM tokenkeeper.read_status() AS s CROSS JOIN LATERAL unnest(s.pages) WITH ORDINALITY AS p
+ORDER BY p.ordinality;
+COMMENT ON VIEW tokenkeeper.critical_warning IS
+    'What somebody has to get up for: a row for each critical warning of status. Prometheus pages for the same rows, in the same words.';
+COMMENT ON COLUMN tokenkeeper.critical_warning.cause IS
+    'no_daemon: none reports. results_refused, registrations_refused: PostgreSQL refuses what records them. results_wait, registrations_wait, requests_wait, '
+    'campaign_waits: for five minutes, although they are due. crash_loop: daemons of one host have ended four times within 15 minutes without stopping in order. '
+    'guard_tripped: the mass-failure guard holds results or logouts. topic_paused: a person has paused sending.';
+COMMENT ON COLUMN tokenkeeper.critical_warning.environment IS 'Of the topic; empty if the warning is about the whole database.';
+COMMENT ON COLUMN tokenkeeper.critical_warning.topic IS 'The topic that it is about; empty as above.';
+COMMENT ON COLUMN tokenkeeper.critical_warning.warning IS 'The words of status.';

@@ -55,13 +55,24 @@ COMMENT ON TABLE tokenkeeper.token_count_hour IS
     'How many tokens of all topics together were in each state at the end of each hour: for the trends on the '
     'status page. No row for an hour without a daemon. Kept for sweep.event_retention.';
 
+CREATE TYPE tokenkeeper.page AS (
+    cause       text COLLATE "C",
+    environment text COLLATE "C",
+    topic       text COLLATE "C",
+    warning     text
+);
+COMMENT ON TYPE tokenkeeper.page IS
+    'Internal: a critical warning of status. Its cause is one of the words that the view critical_warning explains. The topic and its environment are empty if it '
+    'is about the whole database.';
+
 CREATE TABLE tokenkeeper.status_cache (
     source        text COLLATE "C" PRIMARY KEY,
     rows          bigint,
     words         text[],
     as_of         timestamptz NOT NULL,
     pause         interval NOT NULL DEFAULT interval '5 seconds',
-    oldest_due_at timestamptz
+    oldest_due_at timestamptz,
+    pages         tokenkeeper.page[]
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.status_cache IS
     'What the view status cannot find within milliseconds. A daemon looks every five seconds at most, in at most one hundredth of its time.';
@@ -72,6 +83,7 @@ COMMENT ON COLUMN tokenkeeper.status_cache.words IS 'The warnings, at most 20; n
 COMMENT ON COLUMN tokenkeeper.status_cache.pause IS
     'How long the daemon that looked pauses before it looks again: 5 seconds to 5 minutes. It does not look while it sweeps.';
 COMMENT ON COLUMN tokenkeeper.status_cache.oldest_due_at IS 'Of send_request only: since when the oldest unclaimed request has been due, or will be.';
+COMMENT ON COLUMN tokenkeeper.status_cache.pages IS 'Of send_request only: what overdue_requests() found.';
 
 -- The sweep --------------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,34 @@ public struct DatabaseGauges: Sendable {
         }
     }
 
+    /// A row of the view `critical_warning`.
+    public struct Page: Sendable, Equatable {
+        /// One of the words that the view explains, such as `results_wait`.
+        public var cause: String
+        /// Empty, like `topic`, if it is about the whole database.
+        public var environment: String
+        /// The whole name, whether it has a label of its own or not.
+        public var topic: String
+        /// What `status` says.
+        public var warning: String
+
+        public init(cause: String, environment: String, topic: String, warning: String) {
+            self.cause = cause
+            self.environment = environment
+            self.topic = topic
+            self.warning = warning
+        }
+    }
+
+    /// How many warnings each search of `StatusCache` has found, by its name. Empty as well if that look failed.
+    public private(set) var warnings: [(source: String, count: Int64)] = []
+
     /// The values by topic, in order. A gauge whose look failed is missing; one without values is empty.
     public private(set) var byTopic: [TopicGauge: [Sample]] = [:]
     /// The values for the whole database. A gauge whose look failed, or that has no value, is missing.
     public private(set) var totals: [DatabaseTotal: Double] = [:]
+    /// What somebody has to get up for, as in the view `critical_warning`. Empty as well if that look failed.
+    public private(set) var critical: [Page] = []
     /// What a person must fix: the first look that was refused; nil if none was.
     public private(set) var trouble: DatabaseError?
 
@@ -40,9 +64,28 @@ public struct DatabaseGauges: Sendable {
     ) throws(DatabaseError) {
         transaction = BatchTransaction(
             mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: timeLimit)
+        critical =
+            try look(on: &connection) { connection throws(DatabaseError) in
+                try connection.query(
+                    "SELECT c.cause, c.environment, c.topic, c.warning FROM tokenkeeper.critical_warning AS c"
+                ).decode { row throws(DatabaseError) in
+                    Page(
+                        cause: try row.read(), environment: try row.read(), topic: try row.read(),
+                        warning: try row.read())
+                }
+            } ?? []
+        warnings =
+            try look(on: &connection) { connection throws(DatabaseError) in
+                try connection.query(
+                    """
+                    SELECT c.source, coalesce(cardinality(c.words), 0)::bigint FROM tokenkeeper.status_cache AS c
+                    WHERE c.rows IS NULL AND c.as_of > clock_timestamp() - interval '10 minutes' ORDER BY c.source
+                    """
+                ).decode { row throws(DatabaseError) in (source: try row.read(), count: try row.read()) }
+            } ?? []
         let names = labels.names
         for gauge in TopicGauge.allCases {
-            byTopic[gauge] = try look(gauge.settings, on: &connection) { connection throws(DatabaseError) in
+            byTopic[gauge] = try look(on: &connection) { connection throws(DatabaseError) in
                 try connection.query(gauge.query, [.texts(names), .text(TopicLabels.other)]).decode {
                     row throws(DatabaseError) in
                     Sample(
@@ -59,11 +102,11 @@ public struct DatabaseGauges: Sendable {
     }
 
     private mutating func look<Value>(
-        _ settings: String = "", on connection: inout Connection,
+        on connection: inout Connection,
         _ work: (inout Connection) throws(DatabaseError) -> Value
     ) throws(DatabaseError) -> Value? {
         try connection.attempt(noting: &trouble) { connection throws(DatabaseError) in
-            try connection.transaction(transaction, settings: settings, work)
+            try connection.transaction(transaction, work)
         }
     }
 }

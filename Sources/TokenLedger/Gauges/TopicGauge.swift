@@ -51,11 +51,6 @@ public enum TopicGauge: String, CaseIterable, Sendable {
         }
     }
 
-    /// Settings for its transaction.
-    var settings: String {
-        self == .outboxOldestDue ? OutboxIndex.settings : ""
-    }
-
     /// Has the columns environment, topic, detail and value.
     private var statement: String {
         switch self {
@@ -91,9 +86,8 @@ public enum TopicGauge: String, CaseIterable, Sendable {
             """
         case .outboxOldestDue:
             """
-            \(OutboxIndex.oldestByTopic())
             SELECT s.environment, s.topic, NULL, extract(epoch FROM s.due_at)
-            FROM scope AS s
+            FROM tokenkeeper.waiting_topics() AS s
             WHERE s.due_at <= clock_timestamp() AND NOT EXISTS (
                 SELECT FROM tokenkeeper.paused_topic AS p WHERE p.topic = s.topic AND p.environment = s.environment)
             UNION ALL

@@ -50,7 +50,7 @@ public struct Outbox: Sendable {
         try connection.transaction(transaction, settings: OutboxIndex.settings) { connection throws(DatabaseError) in
             let found = try connection.query(
                 """
-                \(OutboxIndex.oldestByTopic(after: ("$1", "$2"), most: "$3"))
+                \(OutboxIndex.oldestByTopic(after: "$1", "$2", most: "$3"))
                 SELECT s.environment, s.topic,
                        s.due_at <= now()
                        AND NOT EXISTS (SELECT FROM tokenkeeper.paused_topic AS h WHERE h.topic = s.topic AND h.environment = s.environment)

@@ -12,28 +12,22 @@ enum OutboxIndex {
     /// `environment`, `due_at` (of the request that is or will be due first) and `number` (from 1, in the order of the index).
     ///
     /// - Parameters:
-    ///   - parameters: Two parameters of the statement: the topic and the environment to begin after. The topic's value is null to begin with
-    ///     the first one. Nil always begins with the first one.
-    ///   - most: The most rows, as SQL; nil for all of them. Senders may write any text as a topic, so there may be many.
-    static func oldestByTopic(
-        after parameters: (topic: String, environment: String)? = nil, most: String? = nil
-    ) -> String {
+    ///   - topic: Like `environment`, a parameter of the statement: where to begin. Its value is null to begin with the first topic.
+    ///   - most: The most rows, as SQL. Senders may write any text as a topic, so there may be many.
+    static func oldestByTopic(after topic: String, _ environment: String, most: String) -> String {
         let next = """
-            SELECT \(topic) AS topic, \(environment) AS environment, \(dueAt) AS due_at
+            SELECT \(Self.topic) AS topic, \(Self.environment) AS environment, \(dueAt) AS due_at
             FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL
             """
-        let order = "ORDER BY \(topic), \(environment), \(dueAt) LIMIT 1"
-        let begin =
-            parameters.map {
-                "AND (\($0.topic)::text IS NULL OR (\(topic), \(environment)) > (\($0.topic), \($0.environment)))"
-            } ?? ""
+        let order = "ORDER BY \(Self.topic), \(Self.environment), \(dueAt) LIMIT 1"
+        let begin = "(\(topic)::text IS NULL OR (\(Self.topic), \(Self.environment)) > (\(topic), \(environment)))"
         return """
             WITH RECURSIVE scope AS (
-                (SELECT n.*, 1 AS number FROM (\(next) \(begin) \(order)) AS n)
+                (SELECT n.*, 1 AS number FROM (\(next) AND \(begin) \(order)) AS n)
                 UNION ALL
                 SELECT n.*, p.number + 1 FROM scope AS p CROSS JOIN LATERAL (
-                    \(next) AND (\(topic), \(environment)) > (p.topic, p.environment) \(order)) AS n
-                \(most.map { "WHERE p.number < \($0)" } ?? "")
+                    \(next) AND (\(Self.topic), \(Self.environment)) > (p.topic, p.environment) \(order)) AS n
+                WHERE p.number < \(most)
             )
             """
     }

@@ -36,6 +36,8 @@ public struct StatusCache {
         var words: [(source: String, word: String)] = []
         /// Since when the oldest unclaimed request of the outbox has been due, or will be.
         var oldestDueAt: Instant?
+        /// The topics whose requests are overdue: rows of `overdue_requests()`, each as text.
+        var overdue: [String] = []
     }
 
     /// Refreshes the cache if it is time and no other daemon has just done so.
@@ -88,6 +90,8 @@ public struct StatusCache {
             if let rows = rows?.first { findings.rows.append((table, rows)) }
         }
         findings.oldestDueAt = try oldestDueAt(on: &connection)
+        findings.overdue =
+            try look("SELECT o::text FROM tokenkeeper.overdue_requests() AS o", String.self, on: &connection) ?? []
         for table in ["rejected_result", "rejected_registration"] {
             let lately = try look(
                 """
@@ -99,13 +103,10 @@ public struct StatusCache {
         }
     }
 
-    /// Of the first thousand topics, because senders may write any text as a topic.
     private mutating func oldestDueAt(on connection: inout Connection) throws(DatabaseError) -> Instant? {
         try look(
             """
-            \(OutboxIndex.settings)
-            \(OutboxIndex.oldestByTopic(most: "1000"))
-            SELECT (extract(epoch FROM min(s.due_at)) * 1000000)::bigint FROM scope AS s HAVING count(*) > 0
+            SELECT (extract(epoch FROM min(s.due_at)) * 1000000)::bigint FROM tokenkeeper.waiting_topics() AS s HAVING count(*) > 0
             """, Int64.self, on: &connection)?.first.map(Instant.init(microseconds:))
     }
 
@@ -141,19 +142,20 @@ public struct StatusCache {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
-                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of, pause, oldest_due_at)
+                    INSERT INTO tokenkeeper.status_cache AS c (source, rows, words, as_of, pause, oldest_due_at, pages)
                     SELECT s.source, s.rows,
                            (SELECT array_agg(w.words ORDER BY w.place)
                             FROM unnest($3, $4) WITH ORDINALITY AS w (source, words, place) WHERE w.source = s.source),
-                           clock_timestamp(), $5 * interval '1 microsecond', CASE s.source WHEN 'send_request' THEN $6 END
+                           clock_timestamp(), $5 * interval '1 microsecond', CASE s.source WHEN 'send_request' THEN $6 END,
+                           CASE s.source WHEN 'send_request' THEN $7::text[]::tokenkeeper.page[] END
                     FROM unnest($1, $2) AS s (source, rows)
                     ON CONFLICT (source) DO UPDATE SET rows = excluded.rows, words = excluded.words, as_of = excluded.as_of,
-                        pause = excluded.pause, oldest_due_at = excluded.oldest_due_at
+                        pause = excluded.pause, oldest_due_at = excluded.oldest_due_at, pages = excluded.pages
                     """,
                     [
                         .texts(findings.rows.map(\.source)), .int8s(findings.rows.map(\.rows)),
                         .texts(findings.words.map(\.source)), .texts(findings.words.map(\.word)),
-                        .int8(pause.microseconds), .instant(findings.oldestDueAt),
+                        .int8(pause.microseconds), .instant(findings.oldestDueAt), .texts(findings.overdue),
                     ])
             }
         }

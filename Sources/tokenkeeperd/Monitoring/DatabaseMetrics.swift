@@ -7,6 +7,8 @@ final class DatabaseMetrics: Sendable {
         /// With the labels as in the page, so that a scrape does not have to make them.
         var byTopic: [TopicGauge: [(labels: String, value: Double)]]
         var totals: [DatabaseTotal: Double]
+        var critical: [(labels: String, value: Double)]
+        var warnings: [(labels: String, value: Double)]
         /// When it is too old to export.
         var until: ContinuousClock.Instant
     }
@@ -21,13 +23,29 @@ final class DatabaseMetrics: Sendable {
         for (gauge, samples) in gauges.byTopic {
             byTopic[gauge] = samples.map { (MetricsText.text(gauge.labels(of: $0)), $0.value) }
         }
-        let taken = Snapshot(byTopic: byTopic, totals: gauges.totals, until: until)
+        let critical = gauges.critical.map { page in
+            let labels = [
+                ("cause", page.cause), ("environment", page.environment), ("topic", page.topic),
+                ("warning", page.warning),
+            ]
+            return (labels: MetricsText.text(labels), value: 1.0)
+        }
+        let warnings = gauges.warnings.map { (MetricsText.text([("source", $0.source)]), Double($0.count)) }
+        let taken = Snapshot(
+            byTopic: byTopic, totals: gauges.totals, critical: critical, warnings: warnings, until: until)
         snapshot.withLock { $0 = taken }
     }
 
     /// Adds the gauges; nothing if they are too old. A gauge whose look failed is absent.
     func add(to text: inout MetricsText, at now: ContinuousClock.Instant = .now) {
         guard let snapshot = snapshot.withLock({ $0 }), now < snapshot.until else { return }
+        text.add(
+            "database_critical", .gauge,
+            "What somebody has to get up for, as in the view critical_warning. Always 1; absent if all is well.",
+            rendered: snapshot.critical)
+        text.add(
+            "database_warnings", .gauge, "Warnings of status that take a search, by what was searched for.",
+            rendered: snapshot.warnings)
         for gauge in TopicGauge.allCases {
             text.add("database_\(gauge.rawValue)", .gauge, gauge.help, rendered: snapshot.byTopic[gauge] ?? [])
         }

@@ -10,12 +10,17 @@ struct MetricsText {
 
     typealias Labels = [(name: String, value: String)]
 
+    /// What the names of our metrics begin with.
+    static let own = "tokenkeeper_"
+    /// What the names of the metrics begin with that are added next.
+    var prefix = own
+
     private(set) var text = ""
 
     /// Adds a metric with all its samples. A metric without samples is left out.
     ///
     /// - Parameters:
-    ///   - name: Without the prefix `tokenkeeper_`. A counter's ends in `_total`.
+    ///   - name: Without the prefix. A counter's ends in `_total`.
     ///   - samples: Each with other labels.
     mutating func add(_ name: String, _ kind: Kind, _ help: String, _ samples: [(labels: Labels, value: Double)]) {
         if samples.isEmpty { return }
@@ -59,8 +64,8 @@ struct MetricsText {
     }
 
     private mutating func head(_ name: String, _ kind: Kind, _ help: String) {
-        text += "# HELP tokenkeeper_\(name) \(Self.escaped(help, quotes: false))\n"
-        text += "# TYPE tokenkeeper_\(name) \(kind.rawValue)\n"
+        text += "# HELP \(prefix)\(name) \(Self.escaped(help, quotes: false))\n"
+        text += "# TYPE \(prefix)\(name) \(kind.rawValue)\n"
     }
 
     private mutating func line(_ name: String, _ labels: Labels, _ value: Double) {
@@ -68,7 +73,7 @@ struct MetricsText {
     }
 
     private mutating func line(_ name: String, _ labels: String, _ value: Double) {
-        text += "tokenkeeper_"
+        text += prefix
         text += name
         text += labels
         text += " "

@@ -12,6 +12,7 @@ final class ProcessMetrics: Sendable {
     }
 
     private let counts = Mutex(Counts())
+    private let startedAt = Date.now
     /// Nil if nobody asks for metrics.
     private let results: ResultCounter?
     private let batches = DurationHistogram()
@@ -61,7 +62,11 @@ final class ProcessMetrics: Sendable {
         text.add(
             "config_last_reload_successful", .gauge, "Whether the last reload of the configuration was accepted.",
             state.refusedReload == nil ? 1 : 0)
-        text.add("database_up", .gauge, "Whether the drain is connected to PostgreSQL.", state.isDatabaseUp ? 1 : 0)
+        text.add(
+            "database_up", .gauge, "Whether the drain can work with PostgreSQL.", state.away == nil ? 1 : 0)
+        text.add(
+            "database_away", .gauge, "Why the drain cannot work with PostgreSQL: 1 for the reason.",
+            Away.allCases.map { ([("reason", $0.rawValue)], $0 == state.away ? 1 : 0) })
         text.add(
             "database_last_answer_timestamp_seconds", .gauge,
             "When PostgreSQL last told the drain the state of the queue.",
@@ -87,6 +92,7 @@ final class ProcessMetrics: Sendable {
             state.lastSweep.map { [([("outcome", $0.outcome)], $0.at.timeIntervalSince1970)] } ?? [])
         database.add(to: &text)
         sending.add(to: &text)
+        ProcessFigures.add(to: &text, startedAt: startedAt)
         return text.text
     }
 

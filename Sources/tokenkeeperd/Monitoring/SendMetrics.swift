@@ -8,6 +8,7 @@ final class SendMetrics: Sendable {
     private struct State {
         var senders: [CredentialAtWork] = []
         var counts = SendCounts()
+        var unanswered: [CredentialScope: ContinuousClock.Instant] = [:]
     }
 
     private let state = Mutex(State())
@@ -26,9 +27,9 @@ final class SendMetrics: Sendable {
         }
     }
 
-    /// Takes all counts since the start.
-    func publish(_ counts: SendCounts) {
-        state.withLock { $0.counts = counts }
+    /// Takes all counts since the start, and since when the requests of a credential have had no response.
+    func publish(_ counts: SendCounts, unanswered: [CredentialScope: ContinuousClock.Instant]) {
+        state.withLock { ($0.counts, $0.unanswered) = (counts, unanswered) }
     }
 
     /// Adds the metrics.
@@ -65,6 +66,14 @@ final class SendMetrics: Sendable {
         text.add(
             "apns_in_flight", .gauge, "Requests that wait for APNs' response.",
             servers.map { ($0.labels, Double($0.state.inFlight)) })
+        text.add(
+            "apns_unanswered_since_timestamp_seconds", .gauge,
+            "Since when requests have been sent, or tried, without any response. Absent after a response.",
+            servers.compactMap { server in
+                state.unanswered[server.scope].map {
+                    (server.labels, Date.now.timeIntervalSince1970 - $0.duration(to: .now) / .seconds(1))
+                }
+            })
         text.add(
             "apns_connections", .gauge, "Open connections to APNs, including those that are being made.",
             servers.map { ($0.labels, Double($0.state.connectionsOpen)) })

@@ -16,8 +16,16 @@ final class OutageLog: Sendable {
         /// The schema is missing, or of another release.
         case unfit
 
-        /// Whether the daemon cannot work with PostgreSQL at all.
-        var isAway: Bool { [.away, .login, .unfit].contains(self) }
+        /// Why the daemon cannot work with PostgreSQL; nil if it can.
+        var away: Away? {
+            switch self {
+            case .away: .connect
+            case .login: .login
+            case .unfit: .schema
+            case .refused(let sqlState): Away(refusedWith: sqlState)
+            case .locked: nil
+            }
+        }
         var isLock: Bool { if case .locked = self { true } else { false } }
     }
 
@@ -66,7 +74,7 @@ final class OutageLog: Sendable {
             }
         let who = holders.isEmpty ? "" : "; \(holders.words)"
         let what = chore.map { " to \($0)" } ?? ""
-        report.inTheWay("\(words)\(what): \(error)\(who)", isAway: outage.isAway, of: part)
+        report.inTheWay("\(words)\(what): \(error)\(who)", away: chore == nil ? outage.away : nil, of: part)
         if !isNews(outage, of: part) { return }
         var details = Self.details(holders).merging(["worker": "\(part.rawValue)", "error": "\(error)"]) { $1 }
         details["chore"] = chore.map { "\($0)" }
@@ -92,7 +100,7 @@ final class OutageLog: Sendable {
 
     /// The schema does not fit. The daemon looks again every few seconds.
     func unfit(_ error: SchemaError, _ part: ServiceState.Part) {
-        report.inTheWay("waits for migrate: \(error)", isAway: true, of: part)
+        report.inTheWay("waits for migrate: \(error)", away: .schema, of: part)
         if isNews(.unfit, of: part) { logger.critical("waits for migrate", metadata: ["error": "\(error)"]) }
     }
 
@@ -161,7 +169,7 @@ final class OutageLog: Sendable {
     func connected(_ part: ServiceState.Part, to host: String) {
         report.connected(part)
         state.withLock { $0.host = host }
-        if state.withLock({ $0.held[part]?.isAway ?? false }) { reached(part) }
+        if state.withLock({ $0.held[part]?.away?.isUnreachable ?? false }) { reached(part) }
     }
 
     /// A worker has made progress.

@@ -117,8 +117,8 @@ final class ServiceNotifier: Sendable {
     }
     func connected(_ part: ServiceState.Part) { update { $0.connected(part) } }
     func left(_ part: ServiceState.Part) { update { $0.left(part) } }
-    func inTheWay(_ words: String?, isAway: Bool = false, knowsQueue: Bool = false, of part: ServiceState.Part) {
-        update { $0.obstacle(words, isAway: isAway, knowsQueue: knowsQueue, of: part, at: .now) }
+    func inTheWay(_ words: String?, away: Away? = nil, knowsQueue: Bool = false, of part: ServiceState.Part) {
+        update { $0.obstacle(words, away: away, knowsQueue: knowsQueue, of: part, at: .now) }
     }
     func migrates(_ isMigrating: Bool) { update { $0.isMigrating = isMigrating } }
     /// - Parameter summary: Nil if it could not be read.

@@ -30,9 +30,8 @@ struct ServiceState {
         var unansweredFor: Duration = .zero
         /// The database has responded, and the schema fits.
         var connected = false
-        /// What blocks the worker, since when, whether PostgreSQL is unavailable, and whether the worker still looks at the
-        /// queue.
-        var obstacle: (words: String, since: Date, isAway: Bool, knowsQueue: Bool)?
+        /// What blocks the worker, since when, why PostgreSQL is away if it is, and whether the worker still looks at the queue.
+        var obstacle: (words: String, since: Date, away: Away?, knowsQueue: Bool)?
     }
 
     private var reports: [Part: Report] = [:]
@@ -69,14 +68,14 @@ struct ServiceState {
     mutating func connecting(_ part: Part, at now: Date) {
         reports[part]?.connected = false
         if reports[part]?.obstacle == nil {
-            obstacle("connecting to PostgreSQL", isAway: true, of: part, at: now)
+            obstacle("connecting to PostgreSQL", away: .connect, of: part, at: now)
         }
     }
 
     /// PostgreSQL has responded to a worker, and the schema fits.
     mutating func connected(_ part: Part) {
         reports[part]?.connected = true
-        if reports[part]?.obstacle?.isAway == true { reports[part]?.obstacle = nil }
+        if reports[part]?.obstacle?.away?.isUnreachable == true { reports[part]?.obstacle = nil }
     }
 
     /// A worker has returned: no more reports are expected.
@@ -87,13 +86,13 @@ struct ServiceState {
 
     /// - Parameters:
     ///   - words: What blocks the worker; nil if nothing does any more.
-    ///   - isAway: Whether PostgreSQL is unavailable, and so the state of the queue is unknown.
+    ///   - away: Why the worker cannot work with PostgreSQL, if it cannot.
     ///   - knowsQueue: Whether the worker still looks at the queue.
     mutating func obstacle(
-        _ words: String?, isAway: Bool = false, knowsQueue: Bool = false, of part: Part, at now: Date
+        _ words: String?, away: Away? = nil, knowsQueue: Bool = false, of part: Part, at now: Date
     ) {
         let since = reports[part]?.obstacle?.since ?? now
-        reports[part]?.obstacle = words.map { ($0, since, isAway, knowsQueue) }
+        reports[part]?.obstacle = words.map { ($0, since, away, knowsQueue) }
     }
 
     /// What blocks the drain or, if nothing does, another worker. Usually the same thing blocks all of them.
@@ -117,11 +116,17 @@ struct ServiceState {
     }
 
     /// What `/ready` says: whether all workers work, and do all that they should.
-    var isReady: Bool { isComplete && failingChores.isEmpty }
+    var isReady: Bool { isComplete && failingChores.isEmpty && !isSilent }
     var readyStatus: String { ([status] + failingChores).joined(separator: "\n") }
 
-    /// Whether the drain is connected to PostgreSQL.
-    var isDatabaseUp: Bool { reports[.drain]?.connected == true && reports[.drain]?.obstacle?.isAway != true }
+    /// Whether PostgreSQL has not responded to the drain for so long that the daemon counts as not ready.
+    private var isSilent: Bool { (reports[.drain]?.unansweredFor ?? .zero) >= .seconds(10) }
+
+    /// Why the drain cannot work with PostgreSQL; nil if it can.
+    var away: Away? {
+        if let away = reports[.drain]?.obstacle?.away { return away }
+        return reports[.drain]?.connected != true || isSilent ? .connect : nil
+    }
 
     /// Whether every worker has reported in time. A worker that waits for PostgreSQL reports, and is alive.
     func isAlive(at now: SuspendingClock.Instant) -> Bool {

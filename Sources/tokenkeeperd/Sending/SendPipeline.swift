@@ -166,7 +166,7 @@ struct SendPipeline {
             metrics.record(outcomes)
             perform(state.take(outcomes, of: sender.credential.settings.name, by: policy, at: databaseClock.now))
         }
-        metrics.publish(state.counts)
+        metrics.publish(state.counts, unanswered: state.unanswered)
         // Before anything is written: that may take long.
         try recall(outbox, on: &connection)
         perform(state.pauseSilent(at: .now))

@@ -107,6 +107,9 @@ struct SendState {
     /// Whether a request has been submitted, and none of its credential has been answered since.
     var awaitsAnswer: Bool { servers.values.contains { $0.silence != nil } }
 
+    /// Since when requests of a credential have been submitted without any response.
+    var unanswered: [CredentialScope: ContinuousClock.Instant] { servers.compactMapValues(\.silence?.since) }
+
     /// Everything that keeps requests waiting: one sentence for each cause.
     func problems(at now: ContinuousClock.Instant) -> [String] { waiting(at: now).map(\.words) }
 

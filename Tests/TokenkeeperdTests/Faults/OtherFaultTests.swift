@@ -142,7 +142,8 @@ struct SendFault: Sendable, CustomTestStringConvertible {
         try eventually("Status: has their number and age") {
             stage.status.contains("10000 or more requests are queued, the oldest due since 2026-01-02 03:04:05 UTC")
         }
-        #expect(stage.status.contains("and no running daemon sends") && stage.status.contains("0 results are queued"))
+        #expect(
+            stage.status.contains("because no running daemon sends") && stage.status.contains("0 results are queued"))
         stage.stop()
     }
 

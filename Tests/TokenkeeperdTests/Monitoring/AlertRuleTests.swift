@@ -13,7 +13,7 @@ import Testing
 
     @Test func `promtool has no complaint, and all tests of the alerts pass`() throws {
         let check = try promtool("check", "rules", "\(folder)/alerts.yml")
-        #expect(check.status == 0 && check.output.contains("SUCCESS: 16 rules found") && check.errors == "")
+        #expect(check.status == 0 && check.output.contains("SUCCESS: 21 rules found") && check.errors == "")
         let test = try promtool("test", "rules", "\(folder)/alerts_test.yml")
         #expect(test.status == 0 && test.errors == "", "\(test.output) \(test.errors)")
     }
@@ -27,7 +27,7 @@ import Testing
         let firing = Set(
             tests.matches(of: #/- alertname: (\w+)\n +eval_time: \w+\n +exp_alerts:/#).map { String($0.output.1) })
         let silent = Set(tests.matches(of: #/- {alertname: (\w+), eval_time: \w+}/#).map { String($0.output.1) })
-        #expect(alerts.count == 16 && firing == Set(alerts) && silent == Set(alerts))
+        #expect(alerts.count == 21 && firing == Set(alerts) && silent == Set(alerts))
     }
 
     @Test func `people are woken up only for what cannot wait`() throws {
@@ -35,9 +35,23 @@ import Testing
         let pages = rules.filter { $0.contains("severity: page") }.map { String($0.prefix { $0.isLetter }) }
         #expect(
             Set(pages) == [
-                "TokenkeeperNoLiveDaemon", "TokenkeeperQueueOld", "TokenkeeperOutboxOld", "TokenkeeperGuardTripped",
+                "TokenkeeperNoLiveDaemon", "TokenkeeperDatabaseAway", "TokenkeeperCrashLoop", "TokenkeeperQueueOld",
+                "TokenkeeperOutboxOld", "TokenkeeperGuardTripped",
                 "TokenkeeperSendingPaused",
             ])
+        // Each cause of the view critical_warning has one.
+        let causes = try TestCluster.shared.database().psql(
+            "SELECT col_description('tokenkeeper.critical_warning'::regclass, 1)"
+        ).matches(of: #/[a-z]+_[a-z]+(?=[:,])/#).map { String($0.output) }
+        let selectors =
+            pages.isEmpty
+            ? []
+            : try PackagedProgram.monitoring("alerts.yml")
+                .matches(of: #/critical\{cause(=~?)"(.+?)"\}/#).map { String($0.output.2) }
+        #expect(causes.count == 10)
+        for cause in causes {
+            #expect(try selectors.count { try Regex($0).wholeMatch(in: cause) != nil } == 1, "\(cause)")
+        }
         #expect(
             rules.allSatisfy {
                 $0.contains("for: ") && ($0.contains("severity: page") != $0.contains("severity: ticket"))

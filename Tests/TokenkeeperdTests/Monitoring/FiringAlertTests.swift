@@ -46,7 +46,8 @@ import Testing
         let staged: Set = [
             "CredentialExpires", "Rejected", "GuardTripped com.example.guarded", "StaleShare com.example.stale",
             "SweepRefused com.example.due", "SweepOverdue", "SendingPaused com.example.paused", "ApnsFailing",
-            "OutboxOld com.nobody.app", "ReloadFailed", "QueueOld", "AttachmentBroken",
+            "OutboxOld com.nobody.app", "ReloadFailed", "QueueOld", "AttachmentBroken", "FailedSends",
+            "Warning publications", "CrashLoop",
         ]
         var fired: Set<String> = []
         do {
@@ -65,9 +66,17 @@ import Testing
         try awaitAlerts("all is well", [])
 
         faults.stopDatabase()
-        try awaitAlerts("PostgreSQL is away", ["DatabaseAway"])
+        try awaitAlerts("PostgreSQL is away", ["DatabaseAway connect"])
         try faults.startDatabase()
         try awaitAlerts("PostgreSQL is back", [])
+        try faults.refuseLogin()
+        try awaitAlerts("PostgreSQL refuses the login", ["DatabaseAway login"])
+        try faults.permitLogin()
+        try awaitAlerts("it is permitted again", [])
+        try faults.revokeRights()
+        try awaitAlerts("the role has lost its rights", ["DatabaseAway rights"])
+        try faults.grantRights()
+        try awaitAlerts("it has them again", [])
         // By now there was everything that a metric counts, also an error of PostgreSQL.
         let names = try prometheus.names()
         for expression in try Dashboard.load().expressions {
@@ -77,7 +86,7 @@ import Testing
         }
 
         faults.stopOne()
-        try awaitAlerts("one of two daemons is down", ["Down"])
+        try awaitAlerts("one of two daemons is down", ["Down", "FewDaemons"])
         faults.stopOther()
         try awaitAlerts("no daemon is left", ["Down", "NoLiveDaemon"])
         try faults.startBoth()

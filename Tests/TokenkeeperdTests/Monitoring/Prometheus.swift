@@ -47,12 +47,14 @@ struct Prometheus {
         var alerts: [Alert]
     }
 
-    /// The alerts that fire: the name, without `Tokenkeeper`, and the topic if it is about one, such as `GuardTripped com.example.app`.
+    /// The alerts that fire: the name, without `Tokenkeeper`, and the topic, the reason or the source if it has one, such as
+    /// `GuardTripped com.example.app`.
     func firing() throws -> Set<String> {
         Set(
             try ask("/api/v1/alerts", Alerts.self).alerts.filter { $0.state == "firing" }.map { alert in
                 let name = alert.labels["alertname"]?.dropFirst("Tokenkeeper".count) ?? ""
-                return alert.labels["topic"].map { "\(name) \($0)" } ?? String(name)
+                let about = ["topic", "reason", "source"].compactMap { alert.labels[$0] }.first { !$0.isEmpty }
+                return about.map { "\(name) \($0)" } ?? String(name)
             })
     }
 

@@ -83,10 +83,13 @@ final class StagedFaults {
             """
             INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
             VALUES ('com.nobody.app', 'aa', '{"aps":{}}', now() - interval '1 hour');
+            INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.app', 'aa', '[]');
             INSERT INTO tokenkeeper.send_request (topic, token, payload)
             SELECT 'com.failing.app', lpad(to_hex(i), 64, '0'), '{"aps":{}}' FROM generate_series(1, 30) AS i;
             INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.paused', 'aa', '{"aps":{}}');
             """)
+        try scene.database.psql("CREATE PUBLICATION everything FOR TABLE tokenkeeper.send_request", user: "postgres")
+        try crash(times: 4)
         try Self.write("nonsense", folder)
         sender.signal(SIGHUP)
         try eventually("what was queued before the lock is recorded") { try scene.count("send_result") == 0 }
@@ -95,7 +98,23 @@ final class StagedFaults {
             """
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, queued_at)
             VALUES ('com.example.app', 'aa', 410, \(goneBody), now() - interval '1 hour');
-            INSERT INTO tokenkeeper.registration (topic, token) VALUES ('com.example.app', 'aa');
+            INSERT INTO tokenkeeper.registration (topic, token, queued_at) VALUES ('com.example.app', 'aa', now() - interval '1 hour');
+            """)
+    }
+
+    /// Daemons that are killed. They would be noticed after half a minute.
+    private func crash(times: Int) throws {
+        for _ in 1...times {
+            let before = try scene.count("daemon")
+            let daemon = try DaemonProcess(scene.database.url(), settings: [])
+            try eventually("it reports") { try scene.count("daemon") > before }
+            daemon.signal(SIGKILL)
+            _ = daemon.wait()
+        }
+        try run(
+            """
+            UPDATE tokenkeeper.daemon SET heartbeat_at = heartbeat_at - interval '31 seconds'
+            WHERE started_at IN (SELECT started_at FROM tokenkeeper.daemon ORDER BY started_at DESC LIMIT \(times))
             """)
     }
 
@@ -134,6 +153,9 @@ final class StagedFaults {
         apnsRefuses.isOn.store(false, ordering: .relaxed)
         try run("ALTER TABLE app.devices ENABLE TRIGGER USER", "a_app")
         try run("DELETE FROM tokenkeeper.rejected_result", "a_operator")
+        try run("DELETE FROM tokenkeeper.failed_send", "a_operator")
+        try scene.database.psql("DROP PUBLICATION everything", user: "postgres")
+        try run("DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '30 seconds'")
         try run(
             """
             SELECT tokenkeeper.discard_held('com.example.guarded', 'production');
@@ -160,6 +182,22 @@ final class StagedFaults {
     func stopDatabase() { scene.database.cluster.stop() }
 
     func startDatabase() throws { try scene.database.cluster.start() }
+
+    /// Nobody else uses the cluster.
+    func refuseLogin() throws {
+        try scene.database.psql("ALTER ROLE a_daemon NOLOGIN", user: "postgres")
+        try scene.database.psql(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'a_daemon'", user: "postgres"
+        )
+    }
+
+    func permitLogin() throws { try scene.database.psql("ALTER ROLE a_daemon LOGIN", user: "postgres") }
+
+    func revokeRights() throws {
+        try scene.database.psql("REVOKE tokenkeeper_daemon FROM a_daemon", user: "postgres")
+    }
+
+    func grantRights() throws { try scene.database.psql("GRANT tokenkeeper_daemon TO a_daemon", user: "postgres") }
 
     func stopOne() { other.stop() }
 
