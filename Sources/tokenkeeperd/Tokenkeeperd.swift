@@ -9,9 +9,9 @@ struct Tokenkeeperd: ParsableCommand {
         commandName: "tokenkeeperd",
         abstract: "Keeps the device tokens of an APNs provider clean, inside PostgreSQL.",
         discussion: """
-            With several databases (map.file), --all before a command runs it on all of them at once, and --on NAME on one: \
-            tokenkeeperd --all status. Each has --time-limit (30s) to answer. What each says stands under its name; the exit status is 0 only \
-            if all have answered with 0. Works for \(FleetArguments.commands.joined(separator: ", ")).
+            With several databases (map.file), --all before a command runs it on all of them at once, and --on NAME on \
+            one: tokenkeeperd --all status. Each may take --time-limit (30s). The exit status is 0 only if all exit \
+            with 0. Works for \(FleetArguments.commands.joined(separator: ", ")).
             """,
         version: Daemon.version.description,
         subcommands: [

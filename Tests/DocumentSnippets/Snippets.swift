@@ -5,35 +5,6 @@ import Foundation
 // Every Swift snippet of the documents, verbatim except for the indentation. The build compiles them, and `Swift snippets of documents`
 // in DocumentTests.swift compares them with the documents.
 
-private let client = PostgresClient()
-private let (topic, token, body, reason) = ("com.example.app", "a1b2c3d4", "", "Unregistered")
-private let (status, timestamp, sentAt) = ("410", 1_794_000_000_123, Date.now)
-private let tokens = [token]
-
-func registerDevices() async throws {
-    try await client.query("SELECT tokenkeeper.register(\(token), \(topic))") // PostgresNIO
-}
-
-func reportResults() async throws {
-    try await client.query("""
-        INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)
-        VALUES (\(topic), \(token), \(status), \(body), \(sentAt))
-        """)
-}
-
-func reportWithoutTheBody() async throws {
-    try await client.query("SELECT tokenkeeper.report(\(topic), \(token), \(status), \(reason), \(timestamp), \(sentAt))")
-}
-
-func askBeforeSending() async throws {
-    let answer = try await client.query("SELECT tokenkeeper.sendable(\(tokens), \(topic))")
-    for try await token in answer.decode(String.self) {
-        try await send(to: token)
-    }
-}
-
-private func send(to token: String) async throws {}
-
 // Apps --------------------------------------------------------------------------------------------------------------------
 
 struct Message {

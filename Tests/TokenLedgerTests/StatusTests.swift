@@ -314,7 +314,7 @@ import Testing
         #expect(
             try warnings(database) == [
                 "12 410s of t (production) within 24 hours are not from APNs, 7 of them without a body, so their tokens are suspect and not stale: does a proxy answer, or does the sender omit the body?",
-                "publication everything includes the queue, and its subscribers cannot keep up with that: see docs/how-to/replicate.md",
+                "publication everything includes the queue, and its subscribers cannot keep up with that: see docs/how-to/back-up-and-restore.md",
                 "8 rejected results of the last two hours were counted but not kept: more than drain.rejected_per_hour",
             ])
         try database.psql("DROP PUBLICATION everything", user: "postgres")

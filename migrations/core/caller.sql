@@ -16,12 +16,12 @@ BEGIN
     RETURN session_user;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.caller() IS
-    'The login role (session_user), or the one for which a router calls: a member of tokenkeeper_router that has called act_for.';
+COMMENT ON FUNCTION tokenkeeper.caller() IS 'Internal: the login role (session_user), or the one named by act_for.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.act_for(caller text) RETURNS boolean
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT set_config('tokenkeeper.caller', act_for.caller, true) IS NOT NULL $$;
 COMMENT ON FUNCTION tokenkeeper.act_for(text) IS
-    'For a router: names the login for which it calls, until the transaction ends. Returns true. It has no effect unless this login is a member of tokenkeeper_router.';
+    'Internal, for a router: names the login for which it calls, until the transaction ends. Returns true. Has no effect unless this login is a member of '
+    'tokenkeeper_router.';

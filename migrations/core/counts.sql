@@ -31,7 +31,7 @@ AS $$
     SELECT sum(g.tokens), g.topic_id, g.registered, g.state FROM gone AS g GROUP BY 2, 3, 4 HAVING sum(g.tokens) <> 0
 $$;
 COMMENT ON FUNCTION tokenkeeper.fold_token_count(integer) IS
-    'Adds up equal rows of token_count, up to max_rows. Two calls at once are harmless: each adds up what it has deleted.';
+    'Internal: adds up equal rows of token_count, up to max_rows. Two calls at once are harmless: each adds up what it has deleted.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.recompute_tokens() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -64,5 +64,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.recompute_tokens() IS
-    'Corrects the tables suppression and token_count, for an owner who has changed the ledger by hand. It reads the whole ledger, and registrations and daemons '
-    'wait until its transaction ends. Returns how many suppressions and counts were wrong. Raises 25001 if the isolation level is not read committed.';
+    'Corrects the tables suppression and token_count, for an owner who changed the ledger by hand. Reads the whole ledger; registrations and daemons wait '
+    'until its transaction ends. Returns how many suppressions and counts were wrong. Raises 25001 unless READ COMMITTED.';

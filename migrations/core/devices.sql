@@ -11,7 +11,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.has_one_token_per_device(topic text) RETU
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN topic COLLATE "C" NOT LIKE '%.push-type.liveactivity' AND topic COLLATE "C" NOT LIKE '%.push-type.controls';
 COMMENT ON FUNCTION tokenkeeper.has_one_token_per_device(text) IS
-    'False for the topics of Live Activities and controls: a device has many tokens of these at once.';
+    'Internal: false for the topics of Live Activities and controls, where a device has many tokens at once.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.device_name(device_id text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -22,7 +22,7 @@ RETURN CASE
     ELSE device_id
 END;
 COMMENT ON FUNCTION tokenkeeper.device_name(text) IS
-    'A device_id as the ledger keeps it: a UUID in lower case. Null if it names no device: all zeros, null, nil, none, unknown, undefined.';
+    'A device_id as the ledger stores it: a UUID in lower case. Null if it names no device: all zeros, null, nil, none, unknown, undefined.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, tokens bigint) RETURNS void
 LANGUAGE plpgsql
@@ -87,8 +87,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_members(integer[], text[], bigint[]) IS
-    'Internal: locks the tokens of these devices that are free, and returns them. tokens is how many each device has, 22 for more; of such a device, only those '
-    'that are not known to be of a constant. Logs those that have 8 or more.';
+    'Internal: locks the tokens of these devices that are free, and returns them. tokens is how many each device has, 22 for more; of such a device, only '
+    'those not known to be of a constant. Logs devices with 8 or more.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resolve_devices(checks tokenkeeper.device_check[], receipt timestamptz) RETURNS integer
 LANGUAGE plpgsql
@@ -186,8 +186,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resolve_devices(tokenkeeper.device_check[], timestamptz) IS
-    'Decides which tokens of these devices are superseded: those with an earlier registered_at than another; none, if the device_id is a constant, which has or '
-    'had more than 20. The '
-    'others, and the tokens that were reported, take the latest tags of the device. Call it with the reported tokens locked. It waits for nothing: of a device '
-    'of which another session holds a token, it decides nothing, and queues a row that compares later. Returns how many such rows. Records in the history what it '
-    'changes.';
+    'Decides which tokens of these devices are superseded: those with an earlier registered_at than another, and none of a constant, which has or had more '
+    'than 20. The others, and the reported tokens, take the latest tags of the device. Call it with the reported tokens locked; it waits for nothing. For a '
+    'device with a token that another session holds, it queues a row that compares later. Returns how many such rows, and records changes in the history.';

@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forgotten_results(tokenkeeper.token_report[]) IS
-    'Which of these reports of results, by n, are about tokens that were forgotten lately: they are dropped.';
+    'Which of these reports of results, by n, are about recently forgotten tokens: they are dropped.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.not_forgotten(rows tokenkeeper.registration[]) RETURNS tokenkeeper.registration[]
 LANGUAGE plpgsql STABLE
@@ -68,7 +68,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.not_forgotten(tokenkeeper.registration[]) IS
-    'Queued registrations without those that were made before and name a forgotten token in any column, or a forgotten device or user in its own.';
+    'Queued registrations without those that were made before, and name a forgotten token in any column, or a forgotten device or user in its own.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_forgotten(token text, queued_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -77,7 +77,7 @@ AS $$
     SELECT EXISTS (SELECT FROM tokenkeeper.erasure AS e
                    WHERE e.names @> ARRAY[lower(left(is_forgotten.token, 1025) COLLATE "C")] AND is_forgotten.queued_at <= e.forgotten_at)
 $$;
-COMMENT ON FUNCTION tokenkeeper.is_forgotten(text, timestamptz) IS 'Whether a request for this token was queued before the token was forgotten.';
+COMMENT ON FUNCTION tokenkeeper.is_forgotten(text, timestamptz) IS 'Internal: whether a request for this token was queued before the token was forgotten.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.keys_to_forget(of_key bytea, of_device text, of_user text) RETURNS bytea[]
 LANGUAGE plpgsql STABLE
@@ -198,8 +198,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_in_campaigns(bytea[], text, text, timestamptz) IS
-    'The part of erase_found that concerns campaigns: takes the tokens out of the batches and lists, and ends their requests as forgotten. Cancels campaigns to the '
-    'device or the user alone that were created until then, ends their requests as forgotten, and erases their content. Returns how many rows and requests.';
+    'The part of erase_found for campaigns: removes the tokens from batches and lists, and ends their requests as forgotten. Cancels campaigns to the device '
+    'or the user alone that were created until then, and erases their content. Returns how many rows and requests.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_forgotten(keys bytea[], OUT busy_topic integer, OUT busy_key bytea)
 LANGUAGE plpgsql
@@ -223,8 +223,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_forgotten(bytea[]) IS
-    'Locks these tokens in every topic, and those of their devices that share their tags. It waits for nothing. If another session holds one, it returns that one and '
-    'locks no more; otherwise null.';
+    'Locks these tokens in every topic, and those of their devices that share their tags, without waiting. If another session holds one, returns that one '
+    'and locks no more; otherwise null.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sharing_tokens(keys bytea[]) RETURNS TABLE (topic_id integer, token_key bytea)
 LANGUAGE sql STABLE
@@ -237,7 +237,7 @@ AS $$
     WHERE tokenkeeper.has_one_token_per_device(t.topic) AND NOT g.of_constant AND o.tags_at = g.tags_at AND o.tags = g.tags AND o.token_key <> ALL (keys)
 $$;
 COMMENT ON FUNCTION tokenkeeper.sharing_tokens(bytea[]) IS
-    'The other tokens of the devices of these tokens that have the same tags of the same instant. Those of a constant share none.';
+    'The other tokens of the devices of these tokens with the same tags of the same instant. Those of a constant share none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.outlives(entry tokenkeeper.ledger, asked tokenkeeper.erasure) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -269,8 +269,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_mentions(tokenkeeper.erasure, bytea[], text[]) IS
-    'The part of erase_found that concerns where a token or a device is mentioned: how far a campaign has read, operations, rows of topics that have moved, and '
-    'the samples of a sweep.';
+    'The part of erase_found for mentions of a token or a device: how far a campaign has read, operations, rows of moved topics, and the samples of a sweep.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_from_kept(asked tokenkeeper.erasure, keys bytea[]) RETURNS void
 LANGUAGE plpgsql
@@ -292,7 +291,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_from_kept(tokenkeeper.erasure, bytea[]) IS
-    'Internal: clears what tokens that stay have of the person: these, if they were registered since, and others of the same devices.';
+    'Internal: clears what remaining tokens have of the person: these, if they were registered since, and others of the same devices.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_found(asked tokenkeeper.erasure, keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -421,8 +420,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase(bytea, text, text) IS
-    'The common part of forget, forget_device and forget_user: deletes what indexes find about a token, in every topic; or about each token of a device or a user, '
-    'and the history of the device or the user. And leaves a row in erasure.';
+    'The common part of forget, forget_device and forget_user: deletes what indexes find about a token in every topic, or about each token and the history '
+    'of a device or a user. Leaves a row in erasure.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_again(asked tokenkeeper.erasure) RETURNS boolean
 LANGUAGE plpgsql
@@ -446,8 +445,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_again(tokenkeeper.erasure) IS
-    'Repeats an erasure, for what was written by transactions that were running, and for what has moved from a queue to another table. Returns false if a token was '
-    'locked: call it again later.';
+    'Repeats an erasure, for what running transactions wrote, and what moved from a queue to another table. Returns false if a token was locked: call it '
+    'again later.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_requests(ids bigint[], OUT is_complete boolean)
 LANGUAGE plpgsql
@@ -476,8 +475,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_requests(bigint[]) IS
-    'Deletes the requests of the outbox that were queued before one of these erasures, and name what it names. is_complete is false if a daemon is sending one of '
-    'them. Reads the whole outbox.';
+    'Deletes the requests of the outbox that were queued before one of these erasures and name what it names. is_complete is false if a daemon is sending '
+    'one of them. Reads the whole outbox.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_erasures(at_least interval DEFAULT '10 minutes') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -517,9 +516,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_erasures(interval) IS
-    'Finishes up to 100 erasures that are older than at_least, when no transaction that may not have seen them is open, and nothing older is queued: deletes once more '
-    'what was written meanwhile, and then the rows of erasure. Returns how many; 0 also while a daemon is sending to one of the tokens. The daemons call it every 30 '
-    'seconds.';
+    'Finishes up to 100 erasures older than at_least, once no older transaction or queued row is left: deletes what was written meanwhile, and the rows of '
+    'erasure. Returns how many; 0 also while a daemon sends to one of the tokens. The daemons call it every 30 seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget(token text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -537,9 +535,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
-    'A person''s right to erasure: deletes what is stored about a device token, in every topic and environment: in the ledger, the history, campaigns, and held '
-    'and rejected results and registrations; returns how many rows. A daemon drops what is queued when it reads it, and ten minutes later deletes what open transactions have written. Other tokens of its device with the same '
-    'tags of the same instant lose them. Raises 22023 for a malformed token, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read committed.';
+    'A person''s right to erasure: deletes what is stored about a device token (hex), in every topic and environment: in the ledger, history, campaigns, and '
+    'held and rejected results and registrations. Returns how many rows. Daemons drop what is queued when they read it, and after ten minutes delete what '
+    'open transactions wrote. Other tokens of the device lose tags that they share with it (same tags, same instant). Raises 22023 for a malformed token; '
+    '55P03 if it cannot lock a token within ten seconds; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_device(device_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -558,9 +557,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
-    'A person''s right to erasure, by the device_id given to register: deletes each token of the device, as forget does, and its history; returns how many rows. '
-    'Cancels campaigns to this device alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. '
-    'Raises 22023 for a null or empty device_id, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read committed.';
+    'Deletes, as forget does, each token of the device with this device_id, and its history; returns how many rows. Cancels campaigns to this device alone, '
+    'and erases their content, name and idempotency_key; requests in flight end. Raises 22023 for a device_id that is null, empty or names no device; 55P03 '
+    'and 25001 as forget.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_user(user_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -579,9 +578,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
-    'A person''s right to erasure, by the user_id given to register: deletes each token of the user, as forget does, and each event of the user; returns how '
-    'many rows. Cancels campaigns to this user alone, and erases their content, name and idempotency_key; what a daemon has in flight ends. Tokens that '
-    'belong to another user now, or to none, stay; they lose '
-    'the tags that a deleted token of the same device has, too, of the same instant. Raises 22023 '
-    'for a null or empty user_id, 55P03 if it cannot lock a token within ten seconds, 25001 if the isolation level is not read '
-    'committed.';
+    'Deletes, as forget does, each token and each event of the user with this user_id; returns how many rows. Cancels campaigns to this user alone, as '
+    'forget_device does. Tokens that now belong to another user, or to none, stay, without the tags that they share with a deleted token of their device. '
+    'Raises 22023 for a user_id that is not 1 to 512 bytes; 55P03 and 25001 as forget.';

@@ -26,8 +26,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
-    'The gate, for one token: false if the token is malformed, or if it is suppressed, unless the topic''s gate only observes. An unknown token is '
-    'sendable. Raises 55000 for a topic that has moved to another database, and no other error.';
+    'The gate, for one token (hex): false if it is malformed or suppressed. An unknown token is sendable. If the topic''s gate only observes, true for each '
+    'well-formed token. Raises 55000 for a topic that has moved, and no other error. Works on a standby.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -51,5 +51,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
-    'The gate, for a batch: returns the sendable tokens (if the topic''s gate only observes, all well-formed ones) in the order and spelling given, '
-    'with duplicates. Malformed tokens are left out. Raises 55000 for a topic that has moved to another database, and no other error. Works on a standby.';
+    'The gate, for many tokens: returns the sendable ones, as is_sendable decides, in the order and spelling given, with duplicates. Raises 55000 for a '
+    'topic that has moved, and no other error. Works on a standby.';

@@ -31,7 +31,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.prepare_event_months() IS
-    'Creates the partitions of token_event_log for this month and the next three. Each sweep calls it, unless it is a dry run.';
+    'Creates the partitions of token_event_log for this month and the next three. Each sweep calls it, except a dry run.';
 
 -- A new schema needs its months at once: events that went to token_event_log_other would keep their month there.
 DO $$ BEGIN PERFORM tokenkeeper.prepare_event_months(); END $$;
@@ -95,9 +95,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_event_month(timestamptz) IS
     'Deletes up to 10,000 events of token_event_log_other from before an instant; if there are none, drops the oldest month that ends before it, or '
-    'truncates it if an event trigger refuses the drop. Returns how many events (about), or null if nothing is left. The sweep calls it until '
-    'then, with a short lock_timeout, in a transaction each. Raises 22023 for an instant less than 31 days ago, and P0001 if only empty tables are left that '
-    'cannot be dropped.';
+    'truncates it if an event trigger refuses the drop. Returns how many events (about); null if nothing is left. Raises 22023 for an instant less than 31 '
+    'days ago, and P0001 if only empty tables are left that cannot be dropped.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reset_transaction_ids(of_partition oid, first_page bigint, end_page bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -122,5 +121,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reset_transaction_ids(oid, bigint, bigint) IS
-    'Gives this transaction''s id to the events on some pages of a partition of token_event_log whose id lies in the future, as after a restore '
-    'into a younger cluster. Returns how many. Called by the sweep.';
+    'Gives this transaction''s id to events on these pages of a partition of token_event_log whose id is in the future, as after a restore into a younger '
+    'cluster. Returns how many.';

@@ -52,9 +52,9 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_batch(text, integer, integer) IS
-    'Takes the locks of a batch of the drain: on lock_drain, on the partition of the queue (send_result or registration), and on lock_range_N, which '
-    'both queues share. Returns null, or what another session holds: drain (an operator has locked out the drains), partition (the partition is locked as a whole) or '
-    'range (another daemon works on these pages, or on others that share the slot). Raises 22023 for a queue, partition or slot that does not exist.';
+    'Takes the locks of a batch of the drain: on lock_drain, on the partition of the queue (send_result or registration), and on lock_range_N, which both '
+    'queues share. Returns null, or what another session holds: drain (an operator has locked out the drains), partition, or range (another daemon works on '
+    'these pages, or on others of the slot). Raises 22023 for a queue, partition or slot that does not exist.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_partition(queue text, partition_number integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -78,7 +78,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_partition(text, integer) IS
     'Locks a partition of a queue (send_result or registration) against all other sessions, to read all of it and truncate it. Returns false at once if '
-    'a sender, an application, a dump, another daemon or an operator is in the way. Raises 22023 for a queue or partition that does not exist.';
+    'another session is in the way. Raises 22023 for a queue or partition that does not exist.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.partition_sizes(queue text) RETURNS bigint[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -108,8 +108,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.partition_sizes(text) IS
-    'The size in bytes of each partition of a queue (send_result or registration), in the order of their numbers; null for one that another session has '
-    'locked. Raises 22023 for another queue.';
+    'The bytes of each partition of a queue (send_result or registration), by number; null for one that another session has locked. Raises 22023 for another '
+    'queue.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.require_read_committed() RETURNS void
 LANGUAGE plpgsql STABLE
@@ -123,7 +123,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.require_read_committed() IS
-    'Raises 25001 under another isolation level: an older snapshot does not show what others committed while the caller waited for their locks.';
+    'Raises 25001 unless READ COMMITTED: an older snapshot does not show what others committed while the caller waited for their locks.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_out_drains() RETURNS void
 LANGUAGE plpgsql

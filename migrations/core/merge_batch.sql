@@ -237,6 +237,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.merge_reports(tokenkeeper.token_report[], timestamptz, boolean, timestamptz) IS
-    'Internal: merges reports of a batch into the ledger: registrations, or those of one cause. Returns the positions of those whose token another session has '
-    'locked or is adding (busy), and what merge_known returns. It waits for no other session after give_up_at; if that is infinity, for one token as long as '
-    'lock_timeout says.';
+    'Internal: merges reports of a batch into the ledger: registrations, or those of one cause. Returns the positions of those whose token another session '
+    'has locked or is adding (busy), and what merge_known returns. Waits for no other session after give_up_at; if that is infinity, for one token as long '
+    'as lock_timeout says.';

@@ -17,7 +17,7 @@ AS $$
          WHERE (a.arguments ->> 'topic') COLLATE "C" !~ '^''[^'']*''$' OR (a.arguments ->> 'topic') COLLATE "C" = quote_literal(move_fault.topic)
          ORDER BY a.table_name LIMIT 1))
 $$;
-COMMENT ON FUNCTION tokenkeeper.move_fault(text) IS 'Why a topic cannot move from this database to another one; null if it can.';
+COMMENT ON FUNCTION tokenkeeper.move_fault(text) IS 'Internal, for tokenkeeperd move: why a topic cannot move to another database; null if it can.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_move(topic text, target text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -37,8 +37,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_move(text, text) IS
-    'Marks a topic as moved to another database: calls about it raise an error that names the target, and rows of it are passed on. '
-    'Transactions that began before it is committed may not notice. Raises 22023 for what is no topic, and if an attached table may have tokens of it.';
+    'Internal, for tokenkeeperd move: marks a topic as moved, so that calls about it raise an error that names the target, and its rows are passed on. '
+    'Transactions that began before may not notice. Raises 22023 for an invalid topic, or if an attached table may have tokens of it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.facts_of(topic text, environment text, after bytea, most integer, with_history boolean)
 RETURNS TABLE (last_key bytea, tokens integer, facts text, history text)
@@ -69,7 +69,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.facts_of(text, text, bytea, integer, boolean) IS
-    'The next tokens of a topic after one, in the order of their keys, as JSON for take_facts, with their history if it is asked for. One row; no tokens at the end.';
+    'Internal, for tokenkeeperd move: the next tokens of a topic after a key, in order, as JSON for take_facts, on request with their history. One row; no '
+    'tokens at the end.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_arrived(facts jsonb, of_topic integer, one_token boolean, OUT checks tokenkeeper.device_check[], OUT known jsonb)
 LANGUAGE plpgsql
@@ -106,7 +107,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.add_arrived(jsonb, integer, boolean) IS
-    'Internal: adds the tokens that are new here as they are. Returns the devices to compare, and the facts of tokens that were known.';
+    'Internal: adds the tokens that are new here. Returns the devices to compare, and the facts of tokens that were known.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.arrived_reports(facts jsonb, of_topic integer, one_token boolean, receipt timestamptz)
 RETURNS SETOF tokenkeeper.token_report
@@ -133,7 +134,7 @@ AS $$
     WHERE r.is_given
 $$;
 COMMENT ON FUNCTION tokenkeeper.arrived_reports(jsonb, integer, boolean, timestamptz) IS
-    'Internal: what rows of another ledger say that this one does not, as reports. Of most tokens nothing: they have come before.';
+    'Internal: what rows of another ledger say that this one does not, as reports.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.without_forgotten(facts jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
@@ -147,7 +148,7 @@ AS $$
               AND (f ->> 'registered_at')::timestamptz <= e.forgotten_at)), '[]') END
 $$;
 COMMENT ON FUNCTION tokenkeeper.without_forgotten(jsonb) IS
-    'Internal: facts of another ledger without those of tokens, devices and users that were forgotten here since: they were read before.';
+    'Internal: facts of another ledger without those of tokens, devices and users that were forgotten here since they were read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_facts(
     source text, topic text, environment text, is_final boolean, after bytea, last_key bytea, facts text, history text) RETURNS bytea
@@ -220,8 +221,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_facts(text, text, text, boolean, bytea, bytea, text, text) IS
-    'Merges what facts_of of another database has read after a key into this ledger, and returns the key up to which it has arrived. A batch that was taken before '
-    'changes nothing. A null last_key ends it. Raises 55P03 if another session holds a token: repeat the call.';
+    'Internal, for tokenkeeperd move: merges what facts_of of another database read after a key, and returns the key up to which all has arrived. A repeated '
+    'batch changes nothing; a null last_key ends it. Raises 55P03 if another session holds a token: repeat the call.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_policy(topic text, environment text, policy jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -240,7 +241,9 @@ BEGIN
     FROM jsonb_populate_record(NULL::tokenkeeper.topic, take_policy.policy) AS p WHERE t.topic_id = of_topic;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.take_policy(text, text, jsonb) IS 'Takes the policy that a topic has in another database, where it has none here. Raises 22023 for an unknown environment or what is no topic.';
+COMMENT ON FUNCTION tokenkeeper.take_policy(text, text, jsonb) IS
+    'Internal, for tokenkeeperd move: takes the policy of a topic from another database, where it has none here. Raises 22023 for an unknown environment or '
+    'invalid topic.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.set_moved_aside(rows tokenkeeper.registration[]) RETURNS tokenkeeper.registration[]
 LANGUAGE plpgsql
@@ -261,7 +264,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.set_moved_aside(tokenkeeper.registration[]) IS
-    'Internal: puts those of these rows into moved_row whose topic has moved to another database, and returns the others.';
+    'Internal: puts those of these rows into moved_row whose topic has moved, and returns the others.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.moved_rows(topic text, most integer) RETURNS TABLE (row_ids bigint[], rows text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -279,14 +282,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.moved_rows(text, integer) IS
-    'The oldest rows of moved_row of a topic, as JSON for take_rows. No row if there are none, or if another session passes them on. Keeps others away until the '
-    'transaction ends, which deletes them.';
+    'Internal, for moves: the oldest rows of moved_row of a topic, as JSON for take_rows. None if there are none, or another session passes them on; other '
+    'sessions get none until the transaction ends.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.drop_moved_rows(row_ids bigint[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$ DELETE FROM tokenkeeper.moved_row AS m WHERE m.row_id = ANY (drop_moved_rows.row_ids) $$;
-COMMENT ON FUNCTION tokenkeeper.drop_moved_rows(bigint[]) IS 'Deletes rows that the other database has committed.';
+COMMENT ON FUNCTION tokenkeeper.drop_moved_rows(bigint[]) IS 'Internal, for moves: deletes rows that the other database has committed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_rows(source text, topic text, rows text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -319,7 +322,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_rows(text, text, text) IS
-    'Queues rows that moved_rows of another database has read, and returns how many were new: a batch that comes again is known.';
+    'Internal, for moves: queues rows that moved_rows of another database read, and returns how many were new: a repeated batch is recognized.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.left_behind(topic text) RETURNS TABLE (what text, number bigint)
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -338,7 +341,8 @@ AS $$
         ) AS w (what, number)
     WHERE w.number > 0
 $$;
-COMMENT ON FUNCTION tokenkeeper.left_behind(text) IS 'What a topic that has moved still has in this database, besides its tokens. No rows: nothing.';
+COMMENT ON FUNCTION tokenkeeper.left_behind(text) IS
+    'Internal, for tokenkeeperd move: what a moved topic still has in this database, besides its tokens; no rows for nothing.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_move(topic text, most integer DEFAULT 5000) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -377,8 +381,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_move(text, integer) IS
-    'Deletes some tokens of a topic that has moved, with their history, and returns how many; 0 when none is left: then the topic is no longer marked. Raises 55000 if '
-    'something else of it is left behind.';
+    'Internal, for tokenkeeperd move: deletes some tokens of a moved topic, with their history, and returns how many. At 0 none is left, and the mark is '
+    'removed. Raises 55000 if something else of it is left.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_back(topic text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -406,11 +410,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_back(text) IS
-    'A topic that has moved is to come back before the move has ended: it is no longer marked, and rows that waited to be passed on are queued here again. Returns '
-    'how many.';
+    'Internal, for tokenkeeperd move: takes a moved topic back before the move has ended: removes the mark and queues rows that waited to be passed on. '
+    'Returns how many.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_arrival(source text, topic text) RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$ DELETE FROM tokenkeeper.arrival AS a WHERE a.source = forget_arrival.source COLLATE "C" AND a.topic = forget_arrival.topic COLLATE "C" $$;
-COMMENT ON FUNCTION tokenkeeper.forget_arrival(text, text) IS 'Forgets how far a topic has arrived from another database, once the move has ended.';
+COMMENT ON FUNCTION tokenkeeper.forget_arrival(text, text) IS
+    'Internal, for tokenkeeperd move: forgets how far a topic has arrived, once the move has ended.';

@@ -43,6 +43,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric) IS
-    'Records what the results of a batch say about tokens. Returns, by n, those whose token or topic another session has locked (busy): nothing of them was '
-    'recorded; those that the guard holds: the caller writes them to held_result; and those whose topic is in another database now: to moved_row. Also the guards that have tripped or reset. guard_max_share limits '
+    'Records what the results of a batch say about tokens. Returns, by n, those that it did not record: busy (another session has locked the token or '
+    'topic), held by the guard (for held_result), and of a moved topic (for moved_row); and the guards that tripped or reset. guard_max_share limits '
     'suspects, hold_stale_share 410s; null or 1 is no limit.';

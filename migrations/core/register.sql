@@ -15,7 +15,7 @@ RETURN coalesce(isfinite(registered_at), true) AND coalesce(octet_length(device_
     AND (tags IS NULL OR (cardinality(tags) <= 1000 AND coalesce(array_ndims(tags), 1) = 1 AND array_position(tags, NULL) IS NULL
                           AND array_position(tags, '' COLLATE "C") IS NULL AND octet_length(array_to_string(tags, '')) <= 512));
 COMMENT ON FUNCTION tokenkeeper.is_sound_registration(timestamptz, text, text, text[]) IS
-    'True only if registration_fault would find nothing. Of more than 512 bytes of tags, it says false.';
+    'True only if registration_fault would find nothing. False for more than 512 bytes of tags.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_fault(registered_at timestamptz, device_id text, user_id text, tags text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -38,13 +38,13 @@ COMMENT ON FUNCTION tokenkeeper.registration_fault(timestamptz, text, text, text
 CREATE OR REPLACE FUNCTION tokenkeeper.sound_name(name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN octet_length(name) > 512 THEN '' ELSE name END;
-COMMENT ON FUNCTION tokenkeeper.sound_name(text) IS 'A device_id or user_id; empty if it is none that register takes.';
+COMMENT ON FUNCTION tokenkeeper.sound_name(text) IS 'A device_id or user_id; empty if register would refuse it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sound_tags(tags text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN tags IS NOT NULL
     THEN ARRAY(SELECT t.tag FROM unnest(tags) WITH ORDINALITY AS t (tag, n) WHERE octet_length(t.tag) BETWEEN 1 AND 512 ORDER BY t.n LIMIT 1000) END;
-COMMENT ON FUNCTION tokenkeeper.sound_tags(text[]) IS 'Tags without those that register does not take.';
+COMMENT ON FUNCTION tokenkeeper.sound_tags(text[]) IS 'Tags without those that register would refuse.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.merge_one(reported tokenkeeper.token_report, receipt timestamptz) RETURNS tokenkeeper.device_check[]
 LANGUAGE plpgsql
@@ -129,8 +129,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.merge_one(tokenkeeper.token_report, timestamptz) IS
-    'Internal: merges a registration or a logout of one token into the ledger, and records it in the history. Waits for the token, and keeps it locked. '
-    'Returns the devices for resolve_devices.';
+    'Internal: merges a registration or a logout of one token into the ledger and the history. Waits for the token, and keeps it locked. Returns the devices '
+    'for resolve_devices.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(
     token text,
@@ -202,13 +202,13 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS
-    'Records a registration, in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: '
-    'each registration outranks an earlier 410 that arrives late. A device_id supersedes the device''s tokens that were registered earlier, in this topic, '
-    'except for Live Activities and controls; null keeps the current device, and with an empty one the token belongs to no device any more. In the same way, '
-    'user_id is who uses the token, and null tags keep those that are there. A device''s new token takes over its tags. If another session holds a token of '
-    'the device, a daemon supersedes it within seconds. '
-    'Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, an infinite instant, a device_id or '
-    'user_id over 512 bytes, a tag that is null, empty or over 512 bytes, more than 1000 tags, or an array of several dimensions; 55000 for a topic that has moved to another database.';
+    'Records a registration of a token (hex), in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: a '
+    'registration outranks earlier 410s, also those that arrive later. registered_at: a future instant counts as now. device_id: supersedes the device''s '
+    'tokens of this topic that were registered earlier, except for Live Activities and controls; its new token takes over the tags. user_id: who uses the '
+    'token. Null device_id, user_id or tags keep the current value, empty ones clear it. If another session holds a token of the device, a daemon supersedes '
+    'it within seconds. Raises 22023 for a malformed token, an unknown environment, a topic that is not 1 to 512 visible ASCII characters or is a device '
+    'token, an infinite instant, a device_id or user_id over 512 bytes, a tag that is null, empty or over 512 bytes, over 1000 tags, or an array of several '
+    'dimensions; 55000 for a topic that has moved.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -272,9 +272,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
-    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do one by one; returns whether each token is '
-    'sendable now, in the order given. Tokens are read as by parse_token. Two calls never deadlock with each other. Raises 22023 for the first element that '
-    'register would refuse, with its position from 1, and records nothing then; also for more than 1000 elements. Raises 55000 for a topic that has moved to another database.';
+    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do; reads tokens as parse_token does. Returns '
+    'whether each token is sendable now, in the order given. Two calls never deadlock with each other. Raises 22023 for over 1000 elements, or for the first '
+    'element that register refuses, with its position from 1, and then records nothing; 55000 for a topic that has moved.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
     token text DEFAULT NULL,
@@ -344,7 +344,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) IS
-    'Records a logout, in the caller''s transaction: the app wants no more pushes to this token. It is suppressed until a later registration. With a user_id, '
-    'only if the token is not another user''s by now. Without a token, each token of that user: in all topics and environments, or in the topic given. Returns '
-    'how many tokens. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, a user_id that is '
-    'empty or over 512 bytes, or an infinite instant; 55000 for a topic that has moved to another database.';
+    'Records a logout, in the caller''s transaction: the token is suppressed until a later registration. With a user_id, only if the token is not another '
+    'user''s by now. Without a token, logs out each token of the user: in the topic given, or in all topics and environments. Returns how many tokens. '
+    'Raises 22023 for a token, topic, environment or instant that register refuses, or a user_id that is empty or over 512 bytes; 55000 for a topic that has '
+    'moved.';

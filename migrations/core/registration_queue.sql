@@ -66,8 +66,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.read_registrations(tokenkeeper.registration[], timestamptz) IS
-    'Internal: reads rows of the queue. Returns what each says, in key order; the positions of those whose topic is new; the positions of those that are '
-    'not understood, with the reasons; of those that count without a device, user or tag, with the reasons; and the devices that rows of requeue_devices name.';
+    'Internal: reads rows of the queue. Returns what each says, in key order; the positions of those with a new topic; the positions and reasons of those '
+    'that are not understood, and of those that count without a device, user or tag; and the devices that rows of requeue_devices name.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.apply_logouts(
     rows tokenkeeper.registration[], logouts tokenkeeper.token_report[], receipt timestamptz, give_up_at timestamptz, guard_allowance bigint,
@@ -94,8 +94,8 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.apply_logouts(
     tokenkeeper.registration[], tokenkeeper.token_report[], timestamptz, timestamptz, bigint, numeric) IS
-    'Internal: records the logouts among the rows that the guard lets through. Returns the positions of those whose token another session has locked or is adding; '
-    'how many are held now, in held_registration; and the guards that have tripped or reset.';
+    'Internal: records the logouts among the rows that the guard lets through. Returns the positions of those whose token another session has locked or is '
+    'adding; how many are held now, in held_registration; and the guards that tripped or reset.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reject_registrations(
     rows tokenkeeper.registration[], faulty integer[], faults text[], allowance bigint, OUT rejected bigint, OUT kept bigint)
@@ -137,8 +137,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reject_registrations(tokenkeeper.registration[], integer[], text[], bigint) IS
-    'Internal: keeps these rows in rejected_registration, up to the allowance, 10,000 of each attached table, and all that were requeued before. What an attached table has reported before with the '
-    'same token, and is kept there, is passed over. Returns how many others there are, and how many of them it kept.';
+    'Internal: keeps these rows in rejected_registration: up to the allowance, 10,000 of each attached table, and all that were requeued. Passes over what '
+    'an attached table reported before with the same token, if it is kept there. Returns how many others there are, and how many of them it kept.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.apply_registrations(
     rows tokenkeeper.registration[],
@@ -218,8 +218,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) IS
-    'Applies a batch of rows that were taken out of registration, in the transaction that deletes them: with the same outcome as register and unregister, '
-    'called for each. Returns how many were applied, or passed over because their attachment had been rejected with the same token before; rejected; not_kept: those of the rejected that were beyond rejected_allowance and are not in '
-    'rejected_registration; held by the mass-failure guard in held_registration; waiting in registration_retry, because another session had locked what '
-    'they need; and the guards that have tripped or reset. A batch of one row waits for its lock as long as lock_timeout says; others wait for '
-    'milliseconds only. Requires read committed.';
+    'Applies rows taken out of registration, in the transaction that deletes them, with the outcome of register and unregister. Returns how many were '
+    'applied (or passed over, because their attachment was rejected with the same token before), rejected, not_kept (rejected beyond rejected_allowance), '
+    'held by the guard, and waiting in registration_retry for locks of other sessions; and the guards that tripped or reset. A batch of one row waits for '
+    'its lock as long as lock_timeout says, others for milliseconds. Requires READ COMMITTED.';

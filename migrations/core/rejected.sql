@@ -22,8 +22,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) IS
-    'Puts rejected results back into the queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix them '
-    'before, by UPDATE. If one is rejected again, attempts counts it.';
+    'Puts rejected results back into the queue, by rejected_id (null: all); returns how many. Fix them before, by UPDATE. They keep their first queued_at. '
+    'If one is rejected again, attempts counts it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_registrations(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -48,6 +48,4 @@ BEGIN
     RETURN registrations;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) IS
-    'Puts rejected registrations back into their queue as they are, by rejected_id or all of them; returns how many. They keep their first queued_at. Fix '
-    'them before, by UPDATE. If one is rejected again, attempts counts it.';
+COMMENT ON FUNCTION tokenkeeper.requeue_rejected_registrations(bigint[]) IS 'As requeue_rejected_results, for rejected registrations.';

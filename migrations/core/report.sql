@@ -46,11 +46,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text) IS
-    'Reports a response of APNs, in the caller''s transaction: queues a result with its body, or with one that is made of the reason and the timestamp. The '
-    'timestamp of a 410 is milliseconds since 1970, as APNs sends it, as a number of any type or as text; or an instant, in UTC if it has no time zone. Pass '
-    'sent_at, when the '
-    'request was started. Null means the default. Never raises an error because of what is passed: a result that cannot be understood is rejected, and a 410 '
-    'without a timestamp that can be read makes its token suspect.';
+    'Reports a response of APNs, in the caller''s transaction: queues a result with its body, or else with one made of reason and apns_timestamp. '
+    'apns_timestamp: milliseconds since 1970, as APNs sends them, as text or any number; or an instant, in UTC if it has no time zone. sent_at: when the '
+    'request was started. Null means the default. No argument raises an error: a result that cannot be understood is rejected, and a 410 without a readable '
+    'timestamp makes its token suspect.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(
     topic text,
@@ -69,7 +68,7 @@ AS $$
         report.environment, report.body)
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text) IS
-    'As report with texts, with a number as status.';
+    'As report, with a number as status.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(results tokenkeeper.new_result[]) RETURNS bigint
 LANGUAGE sql
@@ -82,6 +81,4 @@ AS $$
     )
     SELECT count(*) FROM queued
 $$;
-COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS
-    'Reports any number of responses of APNs, with their bodies, in the caller''s transaction; returns how many. Null means the default. Never raises an error because '
-    'of what is passed, as for one.';
+COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS 'As report, for any number of responses with their bodies; returns how many.';

@@ -12,7 +12,7 @@ RETURN CASE greatest(stale_at, suspect_at, logged_out_at, superseded_at)
     WHEN superseded_at THEN 'superseded'
 END;
 COMMENT ON FUNCTION tokenkeeper.cause_of(timestamptz, timestamptz, timestamptz, timestamptz) IS
-    'The cause with the greatest instant; on a tie, the first of stale, suspect, unregistered_by_app, superseded. Null if there is none.';
+    'Internal: the cause with the greatest instant; on a tie, the first of stale, suspect, unregistered_by_app, superseded. Null if there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.invalidated_at(entry tokenkeeper.ledger) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -25,8 +25,7 @@ RETURN CASE WHEN (entry).suppressed
     THEN tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).logged_out_at, (entry).superseded_at)
     ELSE 'active'
 END;
-COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS
-    'The state of a token: active, or the cause of its suppression: stale, suspect, unregistered_by_app or superseded.';
+COMMENT ON FUNCTION tokenkeeper.state_of(tokenkeeper.ledger) IS 'Internal: the state of a token: active, or the cause of its suppression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_of(entry tokenkeeper.ledger) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -37,7 +36,7 @@ RETURN CASE tokenkeeper.cause_of((entry).stale_at, (entry).suspect_at, (entry).l
     WHEN 'superseded' THEN 'a newer token of the same device'
 END;
 COMMENT ON FUNCTION tokenkeeper.reason_of(tokenkeeper.ledger) IS
-    'The reason that came with the latest cause: for stale and suspect the reason of APNs, for the others a description. For people: compare the cause instead.';
+    'Internal: the reason of the latest cause: of APNs for stale and suspect, a description for the others.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_deletion() RETURNS trigger
 LANGUAGE plpgsql
@@ -54,5 +53,4 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.note_deletion() IS
-    'Trigger: keeps the tables suppression and token_count in step with rows that were deleted from the ledger.';
+COMMENT ON FUNCTION tokenkeeper.note_deletion() IS 'Trigger: keeps suppression and token_count in step with rows deleted from the ledger.';

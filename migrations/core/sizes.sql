@@ -10,14 +10,14 @@ CREATE OR REPLACE FUNCTION tokenkeeper.largest_row() RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 16777216;
 COMMENT ON FUNCTION tokenkeeper.largest_row() IS
-    'How many bytes of text a row of send_result, registration or send_request may have, and the arguments of enqueue. A longer row is rejected.';
+    'How many bytes of text a row of send_result, registration or send_request, or the arguments of enqueue, may have. A longer row is rejected.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.most_stored() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1048576;
 COMMENT ON FUNCTION tokenkeeper.most_stored() IS
-    'How many bytes the tags of a registration or the payload of a request may take as they are stored. To know their length, they must be read, and '
-    'compressed they may be up to 255 times as long. Whatever can be used is shorter.';
+    'Internal: how many bytes the tags of a registration or the payload of a request may take as stored. To know their length, they must be read, and '
+    'compressed they may be up to 255 times as long. Usable ones are shorter.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.length_of_tags(tags text[]) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -26,14 +26,14 @@ RETURN CASE WHEN pg_column_size(tags) > tokenkeeper.most_stored() THEN pg_column
             WHEN cardinality(tags) > 100000 THEN 1024 * cardinality(tags)::bigint
             ELSE (SELECT sum(octet_length(t)) FROM unnest(tags) AS t) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_tags(text[]) IS
-    'The bytes of tags. Of those that take more than most_stored, the size as stored, and of more than 100,000 tags, 1024 for each: they are not read.';
+    'Internal: the bytes of tags. Of those over most_stored, the size as stored, and of over 100,000 tags, 1024 for each: they are not read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.length_of_payload(payload json) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(payload) > tokenkeeper.most_stored() THEN pg_column_size(payload)
             ELSE octet_length(payload::text) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_payload(json) IS
-    'The bytes of a payload as it was written. Of one that takes more than most_stored, the size as stored: it is not read.';
+    'Internal: the bytes of a payload as written. Of one over most_stored, the size as stored: it is not read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cut_tags(tags text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -41,13 +41,13 @@ RETURN CASE WHEN pg_column_size(tags) <= tokenkeeper.most_stored()
             -- Not in FROM, which would copy all of them.
             THEN ARRAY(SELECT left(t.tag, 1024) FROM (SELECT unnest(tags) AS tag LIMIT 1) AS t) END;
 COMMENT ON FUNCTION tokenkeeper.cut_tags(text[]) IS
-    'What is kept of the tags of a registration that is too long: the beginning of the first one; nothing of tags that take more than most_stored.';
+    'What is kept of tags that are too long: the beginning of the first one; nothing of tags over most_stored.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cut_payload(payload json) RETURNS json
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(payload) <= tokenkeeper.most_stored() THEN to_json(left(payload::text, 1024)) END;
 COMMENT ON FUNCTION tokenkeeper.cut_payload(json) IS
-    'What is kept of the payload of a request that is too long: its beginning, as a JSON string; nothing of one that takes more than most_stored.';
+    'Internal: what is kept of a payload that is too long: its beginning, as a JSON string; nothing of one over most_stored.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.size_words(names text[], lengths bigint[], subject text DEFAULT 'the row is') RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -57,8 +57,8 @@ RETURN (SELECT subject || ' too long: ' || sum(c.length) || ' bytes, expected at
                     THEN ', as it is stored, expected at most ' || tokenkeeper.most_stored() ELSE '' END
         FROM unnest(names, lengths) WITH ORDINALITY AS c (name, length, place) WHERE c.length IS NOT NULL);
 COMMENT ON FUNCTION tokenkeeper.size_words(text[], bigint[], text) IS
-    'What is said about a row that is too long: the length of each column. Tags or a payload, which come last, may be within largest_row and still take more '
-    'than most_stored.';
+    'Internal: the message about a row that is too long, with the length of each column. Tags or a payload, which come last, may be within largest_row and '
+    'still over most_stored.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.result_size_fault(
     environment text, topic text, token text, status text, body text, apns_id text) RETURNS text
@@ -70,7 +70,7 @@ RETURN CASE WHEN 0::bigint + coalesce(octet_length(environment), 0) + coalesce(o
                 ARRAY[octet_length(environment), octet_length(topic), octet_length(token), octet_length(status), octet_length(body), octet_length(apns_id)]::bigint[])
             END;
 COMMENT ON FUNCTION tokenkeeper.result_size_fault(text, text, text, text, text, text) IS
-    'What is wrong with a result that is too long, and what was expected; null if it is not. Reads none of its texts.';
+    'The message about a result that is too long; null if it is not. Reads none of its texts.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_size_fault(
     environment text, topic text, token text, device_id text, user_id text, row_key text, tags text[]) RETURNS text
@@ -84,8 +84,7 @@ RETURN CASE WHEN coalesce(pg_column_size(tags), 0) > tokenkeeper.most_stored()
                 ARRAY[octet_length(environment), octet_length(topic), octet_length(token), octet_length(device_id), octet_length(user_id),
                       octet_length(row_key), tokenkeeper.length_of_tags(tags)])
             END;
-COMMENT ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text, text[]) IS
-    'What is wrong with a registration that is too long, and what was expected; null if it is not. Reads none of its texts.';
+COMMENT ON FUNCTION tokenkeeper.registration_size_fault(text, text, text, text, text, text, text[]) IS 'As result_size_fault, for a registration.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.request_size_fault(
     environment text, topic text, token text, push_type text, collapse_id text, payload json) RETURNS text
@@ -99,8 +98,7 @@ RETURN CASE WHEN coalesce(pg_column_size(payload), 0) > tokenkeeper.most_stored(
                 ARRAY[octet_length(environment), octet_length(topic), octet_length(token), octet_length(push_type), octet_length(collapse_id),
                       tokenkeeper.length_of_payload(payload)])
             END;
-COMMENT ON FUNCTION tokenkeeper.request_size_fault(text, text, text, text, text, json) IS
-    'What is wrong with a request that is too long, and what was expected; null if it is not. Reads none of its texts.';
+COMMENT ON FUNCTION tokenkeeper.request_size_fault(text, text, text, text, text, json) IS 'Internal: as result_size_fault, for a request.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_arguments(names text[], lengths bigint[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE

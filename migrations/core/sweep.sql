@@ -11,7 +11,8 @@ AS $$
     RETURNING run_id
 $$;
 COMMENT ON FUNCTION tokenkeeper.request_sweep(boolean, boolean) IS
-    'Requests a sweep from the running daemons; returns its run_id in sweep_run. A daemon starts it within seconds of the commit.';
+    'Requests a sweep from the running daemons; returns its run_id in sweep_run. A daemon starts it within seconds after COMMIT. dry_run only counts; force '
+    'lifts the limit on the share of a topic''s tokens.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.roll_up_result_count(max_rows integer DEFAULT 50000, kinds integer DEFAULT 20000) RETURNS boolean
 LANGUAGE plpgsql
@@ -76,9 +77,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.roll_up_result_count(integer, integer) IS
-    'Adds up equal rows of result_count, up to max_rows at a time, oldest hours first. If an hour has more than `kinds` combinations of '
-    '(environment, topic, status, reason), the topics of the rest become (other). Returns whether to call it again, in a transaction '
-    'of its own. Called by the sweep; two calls at once are harmless.';
+    'Adds up equal rows of result_count, up to max_rows at a time, oldest hours first. Beyond `kinds` combinations of (environment, topic, status, reason) '
+    'in an hour, the topics of the rest become (other). Returns whether to call it again, in another transaction. Two calls at once are harmless.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unused_topics(topic_ids integer[], pruned_before timestamptz) RETURNS integer[]
 LANGUAGE plpgsql VOLATILE
@@ -114,8 +114,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unused_topics(integer[], timestamptz) IS
-    'Which of these topics nothing refers to: no token, receipt, held result or exclusion, no tripped guard, no policy, no campaign that has not '
-    'ended, and no token '
+    'Which of these topics nothing refers to: no token, receipt, held result or exclusion, no tripped guard, no policy, no unended campaign, and no token '
     'pruned since an instant.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reap_topics(after integer, pruned_before timestamptz, max_rows integer DEFAULT 500)
@@ -151,6 +150,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reap_topics(integer, timestamptz, integer) IS
-    'Deletes topics that nothing refers to, among the next max_rows after a topic_id. Returns the last topic_id it checked (null at the end) '
-    'and how many it deleted. Raises 55P03 if it does not get the lock on topic within 10 ms. Called by the sweep, in a transaction each, because the '
-    'gate and registrations wait until it ends.';
+    'Deletes topics that nothing refers to, among the next max_rows after a topic_id. Returns the last topic_id it checked (null at the end) and how many it '
+    'deleted. The gate and registrations wait until its transaction ends. Raises 55P03 if it does not get the lock on topic within 10 ms.';

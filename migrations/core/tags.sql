@@ -54,7 +54,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.change_tags(integer, bytea, text[], text[], timestamptz) IS
-    'Internal: changes the tags of a token, which the caller has locked, and records it in the history. Returns its device, if resolve_devices must look at it.';
+    'Internal: changes the tags of a token, which the caller has locked, and records it in the history. Returns its device, if resolve_devices must compare '
+    'it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tag(
     topic text,
@@ -136,9 +137,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) IS
-    'Adds and removes tags of a token, of a device''s current token, or of each current token that a user has now; in the caller''s transaction. Returns how many '
-    'registered tokens it concerns: 0 if there is none, and then nothing is remembered. What is both added and removed is removed. The result counts from this '
-    'moment, as the tags of a registration do, and the device''s next token takes it over. A token whose tags differ afterwards has the event '
-    'tagged. Raises 22023 for a malformed token, an unknown environment, a topic that is empty, over 512 bytes or not visible ASCII, '
-    'not exactly one of token, device_id and user_id, one of them that is empty or over 512 bytes, a tag that is null, empty or over 512 bytes, an array of '
-    'several dimensions or with over 1000 elements, over 1000 tags of a token, and a device_id that is a constant; 55000 for a topic that has moved to another database.';
+    'Adds and removes tags, in the caller''s transaction, of a token (hex), of a device''s current token, or of each current token of a user: give exactly '
+    'one. Returns how many registered tokens that concerns; with 0, nothing is remembered. A tag both added and removed is removed. The new tags count from '
+    'now, as those of a registration do, and pass to the device''s next token. A changed token gets the event tagged. Raises 22023 for a token, topic, '
+    'environment, device_id, user_id or tag that register refuses, an empty device_id or user_id, an array of over 1000 elements, over 1000 tags of a token, '
+    'and a device_id that is a constant; 55000 for a topic that has moved.';

@@ -65,10 +65,10 @@ RETURN CASE
     ELSE tokenkeeper.parse_decorated_token(token, base64)
 END;
 COMMENT ON FUNCTION tokenkeeper.parse_token(text, boolean) IS
-    'A device token as the ledger writes it (hex in lower case), from the forms in which tokens are stored: hex in either case, <abcdef01 23456789> as '
-    'NSData describes itself, with spaces, with 0x or a backslash and x in front, and byte by byte with dashes or colons (AB-CD-EF). With base64 => true, '
-    'also base64 and base64url, with or without padding; a text that is both is then base64, except for 32 or more hex digits. Null if it is none of '
-    'these, or not 1 to 512 bytes long; token_fault says why. Never raises an error.';
+    'A device token as the ledger writes it, in lower-case hex. Reads hex in either case; <abcdef01 23456789>, as NSData describes itself; with spaces; '
+    'after 0x or a backslash and x; and with dashes or colons between the bytes (AB-CD-EF). With base64 => true also base64 and base64url, with or without '
+    'padding; a text that is both hex and base64 is then base64, except for 32 or more hex digits. Null for anything else, or if it is not 1 to 512 bytes: '
+    'token_fault says why. Never raises an error.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_fault(token text, base64 boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -106,8 +106,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_fault(text, boolean) IS
-    'Null if parse_token can read the token. Otherwise what is wrong with it and what was expected, in words. It shows the first 8 characters at most. '
-    'Never raises an error.';
+    'Why parse_token cannot read a token, and what was expected; null if it can. Shows at most its first 8 characters. Never raises an error.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.raise_malformed_token(token text) RETURNS void
 LANGUAGE plpgsql
@@ -121,4 +120,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.raise_malformed_token(text) IS
-    'Raises 22023 for a token that has no key. It shows the first 8 characters at most, because errors are logged.';
+    'Raises 22023 for a token that has no key. Shows at most its first 8 characters, because errors are logged.';

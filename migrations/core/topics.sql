@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.environment_fault(environment text) RETUR
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN (environment COLLATE "C" IN ('production', 'sandbox')) IS NOT TRUE
     THEN 'environment is ' || coalesce(quote_literal(left(environment, 20)), 'null') || ', expected ''production'' or ''sandbox''' END;
-COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'What is wrong with the name of an environment, and what was expected; null if nothing.';
+COMMENT ON FUNCTION tokenkeeper.environment_fault(text) IS 'Internal: what is wrong with the name of an environment; null if nothing.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_token(topic text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -18,8 +18,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_token(text) IS
-    'Whether a topic is a device token: what parse_token reads as 32 bytes or more. A caller that mixes up its columns passes one, and topics stay in the '
-    'statistics.';
+    'Internal: whether a topic is a device token: what parse_token reads as 32 bytes or more. A caller that mixes up its columns passes one, and topics stay '
+    'in the statistics.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.topic_fault(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -33,15 +33,15 @@ RETURN CASE
     -- Most topics are shorter, and cost no call.
     WHEN octet_length(topic) >= 64 AND tokenkeeper.is_token(topic) THEN 'topic is a device token, expected the apns-topic header' END;
 COMMENT ON FUNCTION tokenkeeper.topic_fault(text) IS
-    'What is wrong with a text as a topic, the apns-topic header of 1 to 512 visible ASCII characters that is no device token, and what was '
-    'expected; null if nothing.';
+    'Internal: why a text is no topic (an apns-topic header of 1 to 512 visible ASCII characters, and no device token); null if it is one.';
 
 -- Senders choose topics, other sessions their application_name, and APNs or what answers in its place the reasons.
 CREATE OR REPLACE FUNCTION tokenkeeper.without_backticks(words text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN translate(words, '`', '''');
 COMMENT ON FUNCTION tokenkeeper.without_backticks(text) IS
-    'A text that others have chosen, for a message: what stands in backticks there is a command of ours, which people copy. Each backtick becomes a quote.';
+    'A text that others have chosen, for a message, with quotes in place of backticks: what stands in backticks there is a command of ours, which people '
+    'copy.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.raise_moved(topic text, moved_to text) RETURNS boolean
 LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -58,7 +58,7 @@ COMMENT ON FUNCTION tokenkeeper.raise_moved(text, text) IS 'Internal: raises 550
 CREATE OR REPLACE FUNCTION tokenkeeper.is_here(topic text, moved_to text) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN moved_to IS NULL THEN true ELSE tokenkeeper.raise_moved(topic, moved_to) END;
-COMMENT ON FUNCTION tokenkeeper.is_here(text, text) IS 'True. Raises 55000 for a topic that has moved to another database.';
+COMMENT ON FUNCTION tokenkeeper.is_here(text, text) IS 'Internal: true. Raises 55000 for a topic that has moved.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.ensure_topic(environment text, topic text) RETURNS integer
 LANGUAGE plpgsql
@@ -93,8 +93,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
-    'The topic_id of an (environment, topic); creates it if it is new. Raises 22023 for an unknown environment or what is no topic, '
-    '55000 for a topic that has moved to another database.';
+    'Internal: the topic_id of an (environment, topic), created if it is new. Raises 22023 for an unknown environment or invalid topic, 55000 for a topic '
+    'that has moved.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
 LANGUAGE plpgsql STABLE
@@ -124,7 +124,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
-    'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is not known, 25001 if the isolation level is not read committed.';
+    'The topic_id of an (environment, topic) that an operator named. Raises 22023 if it is unknown, 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_topic() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -144,7 +144,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_topic() IS
-    'Trigger: refuses a policy for what is no topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
+    'Trigger: refuses a policy for an invalid topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
     'numbers that are in use.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
@@ -198,5 +198,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.ensure_topics(text[], text[], interval) IS
-    'The topic_ids of these (environment, topic), which are added if they are new. Null for a new one that another session is adding, after this patience, and '
-    'for those left after 100 ms. With a null patience, it waits as long as lock_timeout says.';
+    'The topic_ids of these (environment, topic), created if they are new. Null for a new one that another session is adding, after this patience, and for '
+    'those left after 100 ms. With a null patience, waits as long as lock_timeout says.';

@@ -7,12 +7,12 @@
 CREATE OR REPLACE FUNCTION tokenkeeper.hour_of(at timestamptz) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN date_bin('1 hour', at, '2000-01-01 00:00:00+00');
-COMMENT ON FUNCTION tokenkeeper.hour_of(timestamptz) IS 'The hour of suppression_count that an instant belongs to, the same in every time zone.';
+COMMENT ON FUNCTION tokenkeeper.hour_of(timestamptz) IS 'The hour of suppression_count of an instant, the same in every time zone.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.guarded_words(cause text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE cause WHEN 'suspect' THEN 'suspects' WHEN 'stale' THEN '410s' ELSE 'logouts from attached tables and files' END;
-COMMENT ON FUNCTION tokenkeeper.guarded_words(text) IS 'What a guard holds, in words, by its cause.';
+COMMENT ON FUNCTION tokenkeeper.guarded_words(text) IS 'What a guard of this cause holds, for messages.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.guard_limit(
     of_topic integer, of_cause text, allowance bigint, max_share numeric, OUT active bigint, OUT max_tokens bigint)
@@ -62,8 +62,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.suppressed_in_a_day(integer, text, timestamptz[], bigint[], bigint) IS
-    'How many tokens of a topic a cause suppresses within 24 clock hours if it suppresses these tokens in these hours: the most of all days that have one of them. '
-    'And those that the guard holds of the day that ends with the last of them or later, as far as 10,000 held rows and enough show.';
+    'How many tokens of a topic a cause suppresses within 24 clock hours if it suppresses these tokens in these hours: the most of all days with one of '
+    'them. And those that the guard holds of the day that ends with the last of them or later, as far as 10,000 held rows and enough show.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.trip_guard(of_topic integer, of_cause text, since timestamptz, tokens bigint, active bigint, max_tokens bigint)
 RETURNS boolean
@@ -154,9 +154,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.turn_guard(integer, text, timestamptz[], bigint[], timestamptz, bigint, numeric) IS
-    'Trips the guard of a topic and cause if these tokens of these hours make a day exceed the limit; resets it if the day has half of the limit or less. since '
-    'is when the first of them was received, null if there are none. Returns whether the guard holds now, and whether it has tripped or reset. It waits for '
-    'another session 10 ms at most.';
+    'Trips the guard of a topic and cause if these tokens of these hours make a day exceed the limit; resets it if the day has at most half of the limit. '
+    'since is when the first of them was received, null for none. Returns whether the guard holds now, and whether it tripped or reset. Waits for another '
+    'session 10 ms at most.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reports_that_suppress(reports tokenkeeper.token_report[]) RETURNS tokenkeeper.token_report[]
 LANGUAGE plpgsql STABLE
@@ -178,8 +178,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reports_that_suppress(tokenkeeper.token_report[]) IS
-    'Which of these reports would suppress a token that can be sent to: an active one, or for a suspect also an unknown one. Without those that an operator '
-    'has released, and logouts of the application itself.';
+    'Which of these reports would suppress a sendable token: an active one, or for a suspect also an unknown one. Without released ones, and logouts of the '
+    'application itself.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.judge(
     reports tokenkeeper.token_report[], allowance bigint, max_share numeric,
@@ -237,7 +237,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.judge(tokenkeeper.token_report[], bigint, numeric) IS
     'Which of these reports, all of one cause, count now, and which the guard holds; the others are in a window of reinstate, and never count. Also returns '
-    'the guards that have tripped or reset. max_share of 1 or null turns the guard for 410s off.';
+    'the guards that tripped or reset. max_share of 1 or null turns the guard for 410s off.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.thin_receipts(of_topic integer[], token_keys bytea[]) RETURNS void
 LANGUAGE plpgsql
@@ -271,9 +271,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.thin_receipts(integer[], bytea[]) IS
-    'Bounds the receipts of tokens that were reported again and again although they are suppressed: of a token with more than 50, keeps the greatest, the first '
-    '20 and the last 20 of each cause, and those that are counted; the same of logouts by the application itself. An undo may then revive a token too much, which '
-    'its next 410 ends, but leaves none suppressed by what was undone. Call it with the tokens locked.';
+    'Bounds the receipts of suppressed tokens that are reported again and again: of a token with more than 50, keeps the greatest, the first 20 and the last '
+    '20 of each cause, and the counted ones; the same of logouts by the application itself. An undo may then revive a token too much, which its next 410 '
+    'ends, but leaves none suppressed by what was undone. Call it with the tokens locked.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.keep_receipts(reports tokenkeeper.token_report[], turned integer[]) RETURNS void
 LANGUAGE plpgsql
@@ -301,7 +301,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.keep_receipts(tokenkeeper.token_report[], integer[]) IS
-    'Keeps a receipt of each of these reports, which were merged into the ledger, and counts those that have suppressed a token: turned, by n. Call it with the '
+    'Keeps a receipt of each of these reports, which were merged into the ledger, and counts those that suppressed a token: turned, by n. Call it with the '
     'tokens locked.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reset_guards(allowance bigint, max_share numeric, hold_stale_share numeric)
@@ -323,8 +323,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reset_guards(bigint, numeric, numeric) IS
-    'Resets the guards that have held nothing for ten minutes, if their cause suppresses at most half of what is allowed within the last day. Returns these. '
-    'Called by the daemons.';
+    'Resets, and returns, the guards that have held nothing for ten minutes and whose cause suppresses at most half of the limit within the last day.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reconsider_guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER

@@ -15,7 +15,7 @@ RETURN 'tokenkeeperd reinstate'
     || ' --since ' || to_char(since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
     || coalesce(' --until ' || to_char(until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '');
 COMMENT ON FUNCTION tokenkeeper.reinstate_command(text, text, timestamptz, timestamptz, text) IS
-    'The shell command that undoes this window of a topic, as in guard.undo. Without --until if until is null.';
+    'Internal: the shell command that undoes this window of a topic, as in guard.undo; without --until if until is null.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_cause(cause text) RETURNS void
 LANGUAGE plpgsql
@@ -92,13 +92,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
-    'Undoes results of a topic, or logouts that a source reported: those of a cause (suspect, stale or unregistered_by_app) that were received within the '
-    'window, ends included, whatever instant they name. They never count, whenever a daemon records them; what arrives later counts, also if APNs repeats the same '
-    '410. Logouts that the application itself has reported stay. This cannot be taken back. A window that ends in the future ends now. Returns how many recorded '
-    'results it affects. A daemon, or `tokenkeeperd reinstate`, undoes them in short transactions; until then their tokens stay suppressed: see the view '
-    'reinstatement. All else that is known about a token counts again. The drains stand still until the transaction ends, so commit at once. '
-    'Raises 22023 for an unknown topic or cause or an invalid window, 25001 if the isolation level is not read committed, 55P03 if it cannot lock out the '
-    'drains within ten seconds.';
+    'Undoes what was received about a topic from since to until (ends included; a future until is now), for a cause: suspect, stale, or unregistered_by_app '
+    'for logouts from a source. It never counts, whenever a daemon records it. What arrives later counts, also if APNs repeats a 410. All else that is known '
+    'about a token still counts. This cannot be taken back. Returns how many recorded results it affects: a daemon, or `tokenkeeperd reinstate`, undoes '
+    'these in short transactions, and until then their tokens stay suppressed (see the view reinstatement). The drains wait until the transaction ends, so '
+    'commit at once. Raises 22023 for an unknown topic or cause or an invalid window; 25001 unless READ COMMITTED; 55P03 if it cannot lock out the drains '
+    'within ten seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_undo(undo tokenkeeper.exclusion, is_waiting boolean) RETURNS void
 LANGUAGE plpgsql
@@ -123,7 +122,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_undo(tokenkeeper.exclusion, boolean) IS
-    'Finishes a window whose end an undo has reached, or, if it is waiting for tokens that applications have locked, lets it begin again.';
+    'Finishes a window whose end an undo has reached, or lets it begin again if it waits for locked tokens.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_undone(of_topic integer, token_keys bytea[]) RETURNS bytea[]
 LANGUAGE plpgsql
@@ -169,7 +168,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_receipts(tokenkeeper.exclusion, bytea[]) IS
-    'Internal: deletes the receipts of these tokens that lie within the windows of a topic and cause, no longer counts them, and returns them.';
+    'Internal: deletes and returns the receipts of these tokens within the windows of a topic and cause, and no longer counts them.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_tokens(undo tokenkeeper.exclusion, keys bytea[], OUT receipts bigint, OUT came_back bigint)
 LANGUAGE plpgsql
@@ -258,8 +257,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.undo_tokens(tokenkeeper.exclusion, bytea[]) IS
-    'Undoes what was received within the windows of a topic and cause about these tokens, which are locked: the fact in the ledger becomes the greatest of the '
-    'receipts that remain. Returns how many receipts it has deleted, and how many tokens are sendable again.';
+    'Undoes what was received within the windows of a topic and cause about these tokens, which are locked: the fact in the ledger becomes the greatest of '
+    'the remaining receipts. Returns how many receipts it deleted, and how many tokens are sendable again.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.undo_next(max_rows integer DEFAULT 250) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -301,9 +300,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.undo_next(integer) IS
-    'The next step of the undo that reinstate has requested: undoes the results of up to max_rows tokens (1 to 1000), in one short transaction. Returns how '
-    'many results it undid, 0 at the end of a window, and null if there is nothing to do or another session is doing it. A token that an application has '
-    'locked is left for a later step. Called by the daemons and by `tokenkeeperd reinstate`. Raises 25001 if the isolation level is not read committed.';
+    'The next step of an undo that reinstate requested, for the daemons and `tokenkeeperd reinstate`: undoes the results of up to max_rows tokens (1 to '
+    '1000), in one short transaction. Returns how many; 0 at the end of a window; null if there is nothing to do, or another session does it. Locked tokens '
+    'are left for a later step. Raises 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.would_reinstate(
     topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
@@ -341,8 +340,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS
-    'How many tokens would become sendable if reinstate were called with this window and cause and the results were undone. Changes and locks nothing. '
-    'Raises 22023 for an unknown topic or cause, 25001 if the isolation level is not read committed.';
+    'How many tokens reinstate would make sendable with these arguments. Changes and locks nothing. Raises 22023 for an unknown topic or cause; 25001 unless '
+    'READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pruned_since(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -357,5 +356,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) IS
-    'How many tokens that a cause suppressed, by what was received within these hours, have been pruned since, so that reinstate cannot restore them. '
-    'Raises 22023 for an unknown topic, 25001 if the isolation level is not read committed.';
+    'How many tokens that a cause suppressed, by what was received within these hours, were pruned since: reinstate cannot restore them. Raises 22023 for an '
+    'unknown topic; 25001 unless READ COMMITTED.';

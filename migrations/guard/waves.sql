@@ -19,7 +19,7 @@ AS $$
     SELECT g.hour, g.topic_id, g.cause, sum(g.tokens), sum(g.pruned) FROM gone AS g GROUP BY 1, 2, 3
 $$;
 COMMENT ON FUNCTION tokenkeeper.roll_up_suppression_count() IS
-    'Adds up the rows of suppression_count by hour, topic and cause. Two calls at once are harmless: each adds up what it has deleted.';
+    'Internal: adds up the rows of suppression_count by hour, topic and cause. Two calls at once are harmless.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_stale_waves()
 RETURNS TABLE (environment text, topic text, tokens bigint, active bigint, usual_share numeric, since timestamptz, undo text)
@@ -74,8 +74,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_stale_waves() IS
-    'Brings stale_wave up to date by stale_share.is_wave, and returns the waves that were not known before. Called by the daemons; two calls at once '
-    'return each wave once.';
+    'Updates stale_wave by stale_share.is_wave, and returns the new waves; of two calls at once, one returns each.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registered_elsewhere(of_topic integer) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -99,7 +98,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.registered_elsewhere(integer) IS
-    'Of the tokens of a topic that suspects have suppressed within a day, or would have, how many are active in the other environment. Looks at 2000 at most.';
+    'How many of the tokens of a topic that suspects suppressed within a day, or would have, are active in the other environment. Reads 2000 at most.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.elsewhere_words(of_topic integer, environment text) RETURNS text
 LANGUAGE plpgsql STABLE

@@ -72,7 +72,7 @@ AS $$
     CROSS JOIN LATERAL unnest(g.numbers, d.results) AS s (number, sendable)
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
-    'As in the databases, one call for each of them: up to 1000 elements for each. An error of one database undoes nothing in the others, and its position is '
+    'As in the databases, with one call for each of them, of up to 1000 elements. An error of one database undoes nothing in the others, and its position is '
     'that among the elements of this database.';
 
 CREATE FUNCTION tokenkeeper.unregister_one(token text, topic text, environment text, at timestamptz, user_id text, device_id text) RETURNS bigint
@@ -99,7 +99,7 @@ RETURN CASE WHEN token IS NULL AND (topic IS NULL OR tokenkeeper.is_split(topic)
             THEN (SELECT sum(a)::bigint FROM tokenkeeper.unregister_all(topic, environment, at, user_id) AS a)
             ELSE tokenkeeper.unregister_one(token, topic, environment, at, user_id, device_id) END;
 COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text, text) IS
-    'As in the databases; for a token of a topic that is split, with its device. A user without a topic, or of a split one, is logged out in all databases.';
+    'As in the databases; for a token of a split topic, with its device. A user without a topic, or of a split one, is logged out in all databases.';
 
 CREATE FUNCTION tokenkeeper.tag_one(topic text, environment text, token text, device_id text, user_id text, add text[], remove text[], key text) RETURNS bigint
 LANGUAGE plproxy
@@ -126,7 +126,7 @@ RETURN CASE WHEN user_id IS NOT NULL AND tokenkeeper.is_split(topic)
             -- A token of a split topic comes with its device, which is not what is tagged.
             ELSE tokenkeeper.tag_one(topic, environment, token, CASE WHEN token IS NULL THEN device_id END, user_id, add, remove, device_id) END;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) IS
-    'As in the databases; for a token of a topic that is split, with its device, too. A user of a split topic is tagged in all databases.';
+    'As in the databases; for a token of a split topic, also with its device. A user of a split topic is tagged in all databases.';
 
 -- Senders ------------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ AS $$
     SELECT tokenkeeper.is_sendable(token, topic, environment);
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text, text) IS
-    'As in the databases; with the device if the topic is split. Raises 22023 without it, and an error if the database does not answer.';
+    'As in the databases; with the device if the topic is split. Raises 22023 without it, and an error if the database does not respond.';
 
 CREATE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plproxy
@@ -151,7 +151,7 @@ AS $$
     SELECT tokenkeeper.sendable(tokens, topic, environment);
 $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text[], text, text) IS
-    'As sendable, for a topic that is split: with the device of each token. The order is that of the tokens within each database.';
+    'As sendable, for a split topic: with the device of each token. The order is that of the tokens within each database.';
 
 CREATE TYPE tokenkeeper.new_result AS (
     topic text, token text, status text, body text, sent_at timestamptz, apns_id text, environment text, device_id text
@@ -181,8 +181,7 @@ AS $$
           FROM (SELECT e.*, tokenkeeper.place(e.topic, e.device_id) AS place FROM unnest(results) AS e) AS r GROUP BY r.place) AS g
     CROSS JOIN LATERAL tokenkeeper.report_in(g.topics, g.tokens, g.statuses, g.bodies, g.sent, g.apns_ids, g.environments, g.place) AS d
 $$;
-COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS
-    'As in the databases, one call for each of them; with device_id for a topic that is split.';
+COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS 'As in the databases, with one call for each of them; with device_id for a split topic.';
 
 CREATE FUNCTION tokenkeeper.report_one(
     topic text, token text, status text, reason text, apns_timestamp text, sent_at timestamptz, apns_id text, environment text, body text, device_id text)
@@ -260,7 +259,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer,
     boolean) IS
-    'As in the databases. The campaign and its key belong to the login of the router. Raises 22023 for an audience of a split topic that is no device: see '
+    'As in the databases. The campaign and its key belong to the login of the router. Raises 22023 for an audience of a split topic other than a device: see '
     'enqueue_everywhere.';
 
 CREATE FUNCTION tokenkeeper.enqueue_everywhere(
@@ -282,7 +281,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue_everywhere(json, text, text, text, text, text, integer, timestamptz, text, timestamptz, text, boolean, text, integer,
     boolean) IS
-    'A campaign of a topic that is split: one in each database, with one idempotency_key. If one fails, repeat the call: the others have theirs already. '
+    'A campaign of a split topic: one in each database, with one idempotency_key. If one fails, repeat the call: the others have theirs already. '
     'max_per_second counts in each.';
 
 -- A person -------------------------------------------------------------------------------------------------------------
@@ -307,7 +306,8 @@ COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS 'As in the databases, in al
 CREATE FUNCTION tokenkeeper.all_status() RETURNS TABLE (database text, status jsonb)
 LANGUAGE plproxy
 AS $$ CLUSTER 'tokenkeeper'; RUN ON ALL; SELECT current_setting('tokenkeeper.database') AS database, to_jsonb(s) AS status FROM tokenkeeper.status AS s; $$;
-COMMENT ON FUNCTION tokenkeeper.all_status() IS 'The view status of each database. An error if one does not answer: then tokenkeeperd --all status says which.';
+COMMENT ON FUNCTION tokenkeeper.all_status() IS
+    'The view status of each database. Raises an error if one does not respond; tokenkeeperd --all status then says which.';
 
 CREATE FUNCTION tokenkeeper.all_campaigns(caller text) RETURNS TABLE (database text, campaign jsonb)
 LANGUAGE plproxy

@@ -37,9 +37,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) IS
-    'The audience of a campaign: its kind, its tag expression, device_id or user_id, and its tokens, in order and without duplicates. Raises 22023 unless '
-    'exactly one audience is '
-    'given, for a malformed token, and for an invalid tag expression.';
+    'The audience of a campaign: its kind; its tag expression, device_id or user_id; and its tokens, in order and without duplicates. Raises 22023 unless '
+    'exactly one audience is given, for a malformed token, and for an invalid tag expression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean, by_index boolean) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -62,9 +61,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_condition(text, text, boolean, boolean) IS
-    'An SQL condition on the row l of the ledger: whether its token belongs to an audience, and the gate does not refuse it. With literals, so that a plan '
-    'is made for this audience. by_index adds what lets a query use the index on tags; an estimate leaves it out, because the planner takes it for '
-    'another share of the tokens. Raises 22023 for an invalid tag expression.';
+    'Internal: an SQL condition on the row l of the ledger: its token belongs to an audience, and the gate does not refuse it. With literals, for a plan of '
+    'this audience. by_index lets a query use the index on tags; an estimate leaves it out, because the planner takes it for another share of the tokens. '
+    'Raises 22023 for an invalid tag expression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.estimated_audience(topic_id integer, condition text) RETURNS bigint
 LANGUAGE plpgsql
@@ -79,7 +78,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.estimated_audience(integer, text) IS
-    'How many tokens of a topic, or of all topics if it is null, meet a condition made by audience_condition without by_index: the planner''s estimate.';
+    'Internal: the planner''s estimate of how many tokens of a topic (null: of all) meet a condition of audience_condition without by_index.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_size(
     topic text, environment text DEFAULT 'production', tags text DEFAULT NULL, device_id text DEFAULT NULL, user_id text DEFAULT NULL,
@@ -113,9 +112,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
-    'How many tokens enqueue with the same audience would address now. It counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
-    'for none '
-    'or more than one audience, for an invalid tag expression, and for a malformed token; 25001 if the isolation level is not read committed.';
+    'How many tokens enqueue would address now with the same audience. Counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
+    'none or several audiences, an invalid tag expression, or a malformed token; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
 LANGUAGE plpgsql
@@ -135,7 +133,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.add_batches(tokenkeeper.campaign, bytea[], integer) IS
-    'Appends tokens, which are in order and greater than the earlier ones, to a campaign, in batches of a size. Returns the last number of a batch.';
+    'Internal: appends tokens, which are in order and greater than the earlier ones, to a campaign, in batches of a size. Returns the last number of a '
+    'batch.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.search_audience(of_campaign tokenkeeper.campaign, in_ranges boolean, OUT expected bigint, OUT keys bytea[])
 LANGUAGE plpgsql
@@ -175,9 +174,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.search_audience(tokenkeeper.campaign, boolean) IS
-    'The whole audience of a campaign in the order of the keys, by the index on tags, devices or users, if it is a few of many: if the planner expects at most '
-    '50000 tokens. Otherwise, and with in_ranges, keys is null: then read the ledger in ranges. Not for a list of tokens. expected is the planner''s estimate. '
-    'Raises 22023 for an invalid tag expression.';
+    'Internal: the audience of a campaign, in the order of the keys, by the index on tags, devices or users, if the planner expects at most 50000 tokens. '
+    'Otherwise, and with in_ranges, keys is null: then read the ledger in ranges. Not for a list. expected is the planner''s estimate. Raises 22023 for an '
+    'invalid tag expression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.next_of_list(
     c tokenkeeper.campaign, of_topic integer, observes boolean, most_rows integer, OUT keys bytea[], OUT last_key bytea, OUT is_complete boolean)
@@ -201,7 +200,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.next_of_list(tokenkeeper.campaign, integer, boolean, integer) IS
-    'Internal: takes up to most_rows tokens off the list of a campaign, and returns those that the gate lets through.';
+    'Internal: takes up to most_rows tokens off the list of a campaign, and returns those that the gate passes.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.next_of_ledger(
     c tokenkeeper.campaign, of_topic integer, observes boolean, most_rows integer, OUT keys bytea[], OUT last_key bytea, OUT is_complete boolean)
@@ -228,7 +227,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.next_of_ledger(tokenkeeper.campaign, integer, boolean, integer) IS
-    'Internal: reads up to most_rows tokens of the topic after those that are addressed, in order, and returns those that the audience of a campaign has.';
+    'Internal: reads up to most_rows tokens of the topic after the addressed ones, in order, and returns those of the audience.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.address_campaign(
     campaign_id bigint, ahead integer, patiently boolean DEFAULT false, in_ranges boolean DEFAULT false) RETURNS integer
@@ -316,8 +315,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.address_campaign(bigint, integer, boolean, boolean) IS
-    'Addresses the next part of the audience of a campaign, unless as many requests as ahead wait unclaimed: those among up to 10000 tokens; or all of them, if the '
-    'planner expects at most 50000 among the tokens of the topic and in_ranges is false. Asks the gate. Returns how many it addressed, which may be none although '
-    'there are more. Null if there is nothing to do now: the campaign is paused or has ended, all are addressed, enough wait, expiration has passed, or another daemon '
-    'does it. With patiently, it first looks for a whole audience without a lock, and reads up to 1000 tokens otherwise, and so keeps '
-    'nobody waiting. Raises 22023 for an invalid tag expression.';
+    'Addresses the next part of the audience of a campaign, with the gate: up to 10000 tokens, or all if the planner expects at most 50000 and in_ranges is '
+    'false. Returns how many, perhaps 0 although more follow; null if there is nothing to do now: paused, ended, expired, all addressed, enough (ahead) '
+    'waiting unclaimed, or another daemon does it. With patiently, it first searches a whole audience without a lock, or reads up to 1000 tokens, so nobody '
+    'waits for it. Raises 22023 for an invalid tag expression.';

@@ -27,7 +27,8 @@ COMMENT ON FUNCTION tokenkeeper.campaign_request_of(uuid) IS 'The inverse of cam
 CREATE OR REPLACE FUNCTION tokenkeeper.has_expired(expiration timestamptz) RETURNS boolean
 LANGUAGE sql VOLATILE PARALLEL SAFE
 RETURN coalesce(expiration > 'epoch' AND expiration <= clock_timestamp(), false);
-COMMENT ON FUNCTION tokenkeeper.has_expired(timestamptz) IS 'Whether the expiration of a campaign has passed. Null never passes, and epoch stands for one try only.';
+COMMENT ON FUNCTION tokenkeeper.has_expired(timestamptz) IS
+    'Internal: whether the expiration of a campaign has passed. Null never passes; the epoch stands for one try only.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.may_manage_campaign(created_by text) RETURNS boolean
 LANGUAGE plpgsql STABLE
@@ -40,8 +41,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.may_manage_campaign(text) IS
-    'Whether the login role may pause, resume and cancel a campaign that this role has created, and set its rate: its own, or any if it is an operator or '
-    'the owner.';
+    'Whether the login role may pause, resume and cancel a campaign that this role created, and set its rate: its own, or any if it is an operator or the '
+    'owner.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sending_fault(topic text, environment text) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -70,7 +71,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sending_fault(text, text) IS
-    'Why no running daemon can send to a topic: none sends at all, or none has a credential for it; null if one can.';
+    'Why no running daemon can send to a topic: none sends at all, or none has a credential for it. Null if one can.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unknown_tags(of_topic integer, expression text) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -113,8 +114,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.unknown_tags(integer, text) IS
-    'The tags of a tag expression that no token of a topic has, such as mistyped ones; of its first 20 tags. A tag that is common in the whole ledger counts '
-    'as known, and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
+    'Which of the first 20 tags of an expression no token of a topic has, such as mistyped ones. A tag that is common in the whole ledger counts as known, '
+    'and so does each tag in a large ledger without statistics. Raises 22023 for an invalid expression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.new_campaign_id() RETURNS bigint
 LANGUAGE plpgsql
@@ -281,18 +282,16 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
-    'Creates a campaign: one notification to all sendable tokens of a topic whose tags match an expression, such as follows_RedSox && !muted; or to those of '
-    'a device or a user; to a list of tokens; or, with everyone => true, to all tokens of the topic. Returns its campaign_id. The daemons address the audience '
-    'once the transaction is committed, and send. The campaign and its key belong to the login role, session_user: services that share a login share both. The '
-    'same idempotency_key with the same content returns the same campaign_id, as long as the campaign is kept; a list that follows in '
-    'campaign_token is part of the content, and is compared at COMMIT. Raises 22023 for what APNs '
-    'would refuse, for an expiration that has passed or is not later than scheduled_at, for an unknown topic, for none or more than one audience, for an invalid '
-    'tag expression, with the position, for a malformed token, with its position, for an audience that needs confirm => true (see '
-    'topic_policy.confirm_share), for arguments of more than 16 MiB together, and for an idempotency_key that was used with another content; 25001 if the isolation level is not '
-    'read committed; 55000 for a topic that has moved to another database; 23505 if another transaction has just used the key or the id: repeat the call. A NOTICE says if no running daemon has a credential for the '
-    'topic. When expiration has passed, nobody more is addressed, what was '
-    'addressed and not sent '
-    'ends as failed, and the campaign ends.';
+    'Creates a campaign: one notification to the sendable tokens of an audience. Returns its campaign_id. Give exactly one audience: tags (an expression, '
+    'such as follows_RedSox && !muted: see tag_query), device_id, user_id, tokens (hex; a long list goes into campaign_token), or everyone => true. payload, '
+    'push_type, priority, expiration, collapse_id, scheduled_at: as in send_request. max_per_second: 1 to 1000000, by all daemons together; null for no '
+    'limit. The daemons address the audience after COMMIT, and send. After expiration no more tokens are addressed, unsent requests fail, and the campaign '
+    'ends. The campaign and its idempotency_key belong to the login role (session_user). The same key with the same content, including the list in '
+    'campaign_token, returns the same campaign_id while the campaign is kept. A NOTICE says if no running daemon has a credential for the topic. Raises '
+    '22023 for what APNs would refuse, an expiration that has passed or is not later than scheduled_at, an unknown topic, none or several audiences, an '
+    'invalid tag expression or malformed token (with its position), an audience that needs confirm => true (see topic_policy.confirm_share), arguments over '
+    '16 MiB together, or a key used with other content; 25001 unless READ COMMITTED; 55000 for a topic that has moved; 23505 if another transaction has just '
+    'used the key or the id: repeat the call.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_campaign_token() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -325,8 +324,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
-    'Trigger: only the transaction that creates a campaign with tokens may copy tokens to it, or one that repeats its list, with its idempotency_key. Has the '
-    'list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a malformed token.';
+    'Trigger: only the transaction that creates a campaign with tokens, or one that repeats its list with its idempotency_key, may copy tokens to it. Has '
+    'the list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a malformed token.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -394,8 +393,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_campaign(bigint) IS
-    'Locks a campaign that the login role may manage. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level '
-    'is not read committed.';
+    'Locks a campaign that the login role may manage. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 unless READ '
+    'COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_requests_of_campaign(campaign_id bigint, only_claimed boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
@@ -416,8 +415,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_requests_of_campaign(bigint, boolean) IS
-    'Keeps daemons from claiming and finishing requests of a campaign, which the caller has locked, until the caller''s transaction ends. Other campaigns go on. '
-    'With only_claimed, from finishing only.';
+    'Keeps daemons from claiming and finishing (with only_claimed: from finishing) requests of a campaign, which the caller has locked, until the '
+    'transaction ends. Other campaigns go on.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_campaign(operation text, of_campaign tokenkeeper.campaign, requests bigint, more text DEFAULT NULL)
 RETURNS void
@@ -452,10 +451,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
-    'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second of the commit; what is in flight then ends. '
-    'If nothing of it is left after that, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign, 42501 '
-    'for the campaign of another role, 25001 if the isolation '
-    'level is not read committed.';
+    'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second after COMMIT; requests in flight end. If none is left '
+    'then, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign; 42501 for the campaign of another '
+    'role; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -477,8 +475,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resume_campaign(bigint) IS
-    'Ends the pause of a campaign. Returns false if it was not paused. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, '
-    '25001 if the isolation level is not read committed.';
+    'Ends the pause of a campaign. Returns false if it was not paused. Raises 22023, 42501 and 25001 as pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.set_campaign_rate(campaign_id bigint, max_per_second integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -504,9 +501,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) IS
-    'Changes max_per_second of a campaign; null for no limit. Takes effect within a second of the commit. The idempotency_key still belongs to what was '
-    'given to enqueue. Returns false if the campaign has this rate already, is cancelled, or has ended. Raises 22023 for an unknown campaign and for a rate that '
-    'is not 1 to 1000000, 42501 for the campaign of another role, 25001 if the isolation level is not read committed.';
+    'Changes max_per_second of a campaign: 1 to 1000000, or null for no limit. Takes effect within a second after COMMIT. Returns false if it has this rate, '
+    'is cancelled, or has ended. The idempotency_key still belongs to what enqueue was given. Raises 22023 for another rate; 22023, 42501 and 25001 as '
+    'pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_batches(of_campaign bigint, outcome text, most integer) RETURNS bigint
 LANGUAGE plpgsql
@@ -536,8 +533,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_batches(bigint, text, integer) IS
-    'Ends what is left of batches that no daemon has claimed, the first ones of a campaign: so many at most, or all if it is null. Not those that another '
-    'transaction has locked. Returns how many requests it ended.';
+    'Internal: ends what is left of the first unclaimed batches of a campaign, at most so many (null: all), without those that another transaction has '
+    'locked. Returns how many requests it ended.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_waiting(of_campaign bigint, outcome text, most_batches integer) RETURNS bigint
 LANGUAGE plpgsql
@@ -576,8 +573,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_waiting(bigint, text, integer) IS
-    'Ends the requests that wait of a campaign, which the caller has locked and has set to cancelled: of batches so many at most, or all if it is null. '
-    'end_campaigns ends the rest. Returns how many wait.';
+    'Ends the waiting requests of a campaign, which the caller has locked and set to cancelled: of at most so many batches (null: all). end_campaigns ends '
+    'the rest. Returns how many wait.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.cancel_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -597,10 +594,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
-    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second of the commit; what is in flight then ends. Of very many requests that '
-    'wait, the daemons end the rest. Returns false if it is '
-    'cancelled already, or has ended. Raises 22023 for an unknown campaign, 42501 for the campaign of another role, 25001 if the isolation level is not '
-    'read committed.';
+    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second after COMMIT; requests in flight end, and of very many waiting '
+    'ones the daemons end the rest. Returns false if it is cancelled already, or has ended. Raises 22023, 42501 and 25001 as pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delivery(apns_id uuid, OUT campaign_id bigint, OUT state text, OUT at timestamptz, OUT message text)
 RETURNS SETOF record
@@ -647,5 +642,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
-    'What became of a campaign''s request, by its apns-id, until the sweep deletes the campaign, sweep.send_retention after its end: one row with its final '
-    'outcome and when it was recorded; or waiting, and until when if it is retried. No row for another apns-id, and to a sender none for the campaign of another login.';
+    'What became of a campaign''s request, by its apns-id: its final outcome and when that was recorded, or waiting, and until when if it is retried. No row '
+    'for another apns-id, once the sweep has deleted the campaign (sweep.send_retention after its end), and, to a sender, for the campaign of another login.';

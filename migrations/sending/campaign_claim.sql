@@ -39,7 +39,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_in_batches(bigint[], integer[], integer[], text[]) IS
-    'Records outcomes of requests that are in batches, which the caller has locked and in which they have not ended. The outcome returned gives a request '
+    'Internal: records outcomes of requests in batches, which the caller has locked and in which they have not ended. The outcome returned gives a request '
     'back to its batch.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_by_chance() RETURNS bigint
@@ -51,8 +51,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_by_chance() IS
-    'A campaign_id by chance, up to the greatest, of a campaign that may no longer exist; null if there is none. Whoever looks at some of many begins a second '
-    'time after it, so that each has its turn.';
+    'Internal: a random campaign_id up to the greatest, perhaps of a campaign that no longer exists; null if there is none. Who reads some of many begins a '
+    'second time after it, so that each has its turn.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_due()
 RETURNS TABLE (campaign_id bigint, environment text, topic text, has_batches boolean, needs_addressing boolean, due_at timestamptz)
@@ -131,9 +131,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaigns_due() IS
-    'Campaigns in which something can be done now, the oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when '
-    'max_per_second allows the next claim. All of them, up to 100 of each kind. Of more, the first of each kind, the newest, and some by chance. Up to 500 '
-    'that cannot go on, because their topic is paused or they wait for a rate, do not count.';
+    'Campaigns in which something can be done now, oldest first: whether batches wait to be claimed, whether the audience is not addressed yet, and when '
+    'max_per_second allows the next claim. Up to 100 of each kind; of more, the first, the newest, and random ones. Up to 500 that cannot go on (topic '
+    'paused, or waiting for a rate) do not count.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaign(of_campaign bigint) RETURNS void
 LANGUAGE plpgsql
@@ -159,7 +159,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaign(bigint) IS
-    'Internal: notes that a campaign has ended, of which no batch and no request waits. Does nothing while another session has its row.';
+    'Internal: records the end of a campaign of which no batch and no request waits. Does nothing while another session has its row.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_campaigns() RETURNS TABLE (environment text, topic text, expired bigint)
 LANGUAGE plpgsql ROWS 10
@@ -235,9 +235,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_campaigns() IS
-    'Fails what waits of campaigns that have expired, ends what waits of those that were cancelled, and notes which campaigns have no request any more; of '
-    'more than 1000, some by chance each time. Requests that were deleted from send_request count as cancelled. Returns how many requests failed because '
-    'their campaign has expired, one row per campaign.';
+    'Fails what waits of expired campaigns, ends what waits of cancelled ones, and records which campaigns have no request left; of more than 1000, random '
+    'ones. Requests deleted from send_request count as cancelled. Returns how many requests expired, one row per campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_content(campaign_id bigint)
 RETURNS TABLE (payload text, push_type text, priority integer, expiration bigint, collapse_id text)
@@ -253,7 +252,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_content(bigint) IS
-    'What all requests of a campaign have in common. It never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970.';
+    'What all requests of a campaign have in common; it never changes. The payload has PostgreSQL''s blanks; expiration is in seconds since 1970.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_background(of_campaign tokenkeeper.campaign, numbers bigint[], keys bytea[], share integer)
 RETURNS bigint[]
@@ -271,7 +270,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.count_background(tokenkeeper.campaign, bigint[], bytea[], integer) IS
-    'Counts background pushes of a campaign, which are claimed, in background_send. Returns the numbers of those beyond their device''s share.';
+    'Internal: counts claimed background pushes of a campaign in background_send. Returns the numbers of those beyond their device''s share.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withhold_requests(
     of_campaign tokenkeeper.campaign, of_topic integer, numbers bigint[], keys bytea[], reasons text[]) RETURNS void
@@ -306,9 +305,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withhold_requests(tokenkeeper.campaign, integer, bigint[], bytea[], text[]) IS
-    'Takes requests of a campaign, which are claimed, out of the claim. Their reasons: gate (the token is suppressed in the topic) and alerts (the device '
-    'has had alerts_per_day) move them to suppressed_send, and background (beyond the device''s share) to send_request; rate (beyond the free slots) gives them '
-    'back to their batch. Those without a reason are left alone.';
+    'Internal: takes claimed requests of a campaign out of the claim, by reason: gate and alerts move them to suppressed_send, background to send_request; '
+    'rate gives them back to their batch. Those without a reason stay.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaign_slots(
     of_campaign tokenkeeper.campaign, of_topic tokenkeeper.topic, OUT first_at timestamptz, OUT requests integer)
@@ -336,7 +334,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.campaign_slots(tokenkeeper.campaign, tokenkeeper.topic) IS
-    'The first slot that the rates of a campaign and its topic both have free, and how many requests may be claimed now; null without a rate. See free_slots.';
+    'Internal: the first free slot of the rates of a campaign and its topic, and how many requests may be claimed now; null without a rate. See free_slots.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.limit_devices(
     of_campaign tokenkeeper.campaign, of_topic tokenkeeper.topic, background_per_hour integer, numbers bigint[], keys bytea[], reasons text[])
@@ -366,7 +364,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.limit_devices(tokenkeeper.campaign, tokenkeeper.topic, integer, bigint[], bytea[], text[]) IS
-    'Counts requests of a campaign that pass the gate, which are claimed, against the limits of their devices. Returns the reasons, with background or alerts '
+    'Internal: counts claimed requests of a campaign that pass the gate against the limits of their devices. Returns the reasons, with background or alerts '
     'for those beyond a limit.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_batches(c tokenkeeper.campaign, room integer, per_second integer, most integer) RETURNS integer[]
@@ -478,11 +476,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_campaign(bigint, text, integer, integer) IS
-    'Claims whole batches of a campaign, up to about as many requests as most, and asks the gate. With max_per_second of the campaign or its topic, up to as '
-    'many as it allows, and perhaps a part of a batch: the rest returns to it. '
-    'Returns one row per request; the number is negative, and contains the campaign_id. claimed: to be sent; with a rate, in send_in microseconds. '
-    'suppressed: its token is suppressed, or its device has had alerts_per_day (see suppressed_send). After expiration nothing is claimed. '
-    'delayed: beyond its device''s share of background pushes, it moves to send_request. Only what is claimed counts for the rates.';
+    'Claims whole batches of a campaign, about most requests, with the gate; with a rate, as many as it allows, and perhaps part of a batch. Returns one row '
+    'per request, with a negative number that contains the campaign_id: claimed (to be sent; with a rate, in send_in microseconds), suppressed (by the gate '
+    'or alerts_per_day), or delayed (moved to send_request, beyond its device''s share of background pushes). Only claimed ones count for the rates. Claims '
+    'nothing after expiration.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delete_campaigns(ended_before timestamptz, max_rows integer DEFAULT 4000, OUT deleted bigint, OUT has_more boolean)
 LANGUAGE plpgsql
@@ -538,7 +535,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delete_campaigns(timestamptz, integer) IS
-    'Deletes the next campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings. A campaign '
-    'goes with its last ending; one with requests in failed_send is kept. First deletes the rest of the lists of campaigns that were cancelled or have expired, one list and up to '
-    'max_rows tokens '
-    'a call. Returns how many campaigns it deleted, and whether to call it again, in a transaction of its own. Called by the sweep.';
+    'Deletes campaigns that ended before an instant, the earliest first: up to max_rows campaigns and up to max_rows of their endings; one with requests in '
+    'failed_send is kept. First deletes what is left of the list of one cancelled or expired campaign, up to max_rows tokens. Returns how many campaigns it '
+    'deleted, and whether to call it again, in another transaction.';

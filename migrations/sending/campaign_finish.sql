@@ -67,9 +67,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_batched(text, tokenkeeper.request_ending[]) IS
-    'Internal: locks the batches of requests that this daemon has claimed with claim_campaign, and decides what becomes of the requests. Those that are to be tried '
-    'again move to send_request. Returns them with their results for end_in_batches: not those that the daemon no longer had, nor those whose batch another '
-    'transaction has locked, which stay claimed.';
+    'Internal: locks the batches of requests that this daemon claimed with claim_campaign, and decides what becomes of the requests; those to be tried again '
+    'move to send_request. Returns them with their results for end_in_batches, without those that the daemon no longer had, or whose batch another '
+    'transaction has locked: these stay claimed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fail_expired(of_campaign bigint) RETURNS bigint
 LANGUAGE plpgsql
@@ -89,8 +89,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.fail_expired(bigint) IS
-    'Ends requests of a campaign that has expired as failed: up to 1000 of its batches that no daemon has claimed. There is no row in failed_send for each of them. '
-    'Requests that wait in send_request for resume_campaign become due, and fail when they are claimed. Returns how many failed now.';
+    'Internal: ends requests of an expired campaign as failed, up to 1000 of its unclaimed batches, without rows in failed_send. Requests that wait in '
+    'send_request for resume_campaign become due, and fail when they are claimed. Returns how many failed now.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claimed_campaign_requests(daemon_id text) RETURNS SETOF bigint
 LANGUAGE plpgsql STABLE ROWS 1000
@@ -146,8 +146,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.recalled_requests(text, bigint[]) IS
-    'Which of these claimed requests the daemon must not send any more. is_gone: another daemon has it, or it was deleted or forgotten, and nothing more is to be '
-    'done. Otherwise its topic or campaign is paused, or its campaign is cancelled: it is to be returned. Negative numbers are those of claim_campaign.';
+    'Which of these claimed requests (negative numbers as in claim_campaign) the daemon must no longer send. is_gone: another daemon has it, or it was '
+    'deleted or forgotten. Otherwise its topic or campaign is paused, or its campaign cancelled: return it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_over(holder text, all_sent boolean, sent bigint[], OUT requests bigint, OUT interrupted bigint)
 LANGUAGE plpgsql
@@ -171,5 +171,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_over(text, boolean, bigint[]) IS
-    'Gives the requests of an ended daemon back, to be claimed by any daemon: those that may have been sent (all, or these numbers) as interrupted, the others as '
-    'returned. Returns how many it gave back, and how many of them may have been sent.';
+    'Gives the requests of an ended daemon back: those that may have been sent (all, or these numbers) as interrupted, the others as returned. Returns how '
+    'many it gave back, and how many of them may have been sent.';

@@ -76,8 +76,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_due_requests(tokenkeeper.topic, timestamptz, integer) IS
-    'Internal: locks requests of a topic that are due since due_since and free, the oldest first. Asks the gate, and checks what is to be sent: a request that '
-    'cannot be sent has a fault, and one of a token that was forgotten has its fate. of_topic needs no topic_id.';
+    'Internal: locks free requests of a topic that are due since due_since, the oldest first, with the gate and the checks: a request that cannot be sent '
+    'has a fault, one of a forgotten token its fate. of_topic needs no topic_id.';
 
 
 CREATE OR REPLACE FUNCTION tokenkeeper.limit_requests(due tokenkeeper.due_request[], of_topic tokenkeeper.topic, per_hour integer)
@@ -194,8 +194,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_requests(tokenkeeper.due_request[], tokenkeeper.topic) IS
-    'Internal: moves requests whose fate is suppressed or failed to suppressed_send and failed_send, and deletes forgotten ones. An older background push that '
-    'waits for the same device as a postponed one is suppressed: returns the request_ids of these, or null.';
+    'Internal: moves suppressed and failed requests to suppressed_send and failed_send, and deletes forgotten ones. Suppresses an older background push that '
+    'waits for the same device as a postponed one; returns the request_ids of these, or null.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delay_requests(due tokenkeeper.due_request[], of_topic tokenkeeper.topic) RETURNS void
 LANGUAGE plpgsql
@@ -221,7 +221,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delay_requests(tokenkeeper.due_request[], tokenkeeper.topic) IS
-    'Internal: lets requests wait whose fate is postponed (until their device may have another background push) or behind (others for the same token come first).';
+    'Internal: defers requests whose fate is postponed (until their device may have another background push) or behind (others for the same token come '
+    'first).';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_requests(
     environment text, topic text, daemon_id text, max_rows integer, background_per_hour integer, due_since timestamptz)
@@ -309,12 +310,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_requests(text, text, text, integer, integer, timestamptz) IS
-    'Claims requests of a topic that are due since due_since, the oldest first, and asks the gate in the same transaction. Returns one row per request: '
-    'claimed, with what is to be sent; suppressed (moved to suppressed_send, because the gate refuses the token, or its device has had alerts_per_day); '
-    'failed (moved to failed_send, because it cannot be sent); delayed (too many for one token, or beyond its device''s share of background pushes); or '
-    'overtaken: a postponed background push that was not due, moved to suppressed_send because a newer one waits. With max_per_second of the topic, '
-    'claims what may be sent within the next second, each request in send_in microseconds. Only claimed rows have values beyond due_at, and overtaken '
-    'rows have no due_at.';
+    'Claims requests of a topic that are due since due_since, the oldest first, with the gate. Returns one row per request: claimed, with what is to be sent '
+    '(with a rate: those of the next second, in send_in microseconds); suppressed (moved to suppressed_send, by the gate or alerts_per_day); failed (moved '
+    'to failed_send); delayed (too many for one token, or beyond its device''s share of background pushes); or overtaken (a postponed background push moved '
+    'to suppressed_send, because a newer one waits). Only claimed rows have values beyond due_at; overtaken rows have no due_at.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.claim_topics(
     environments text[], topics text[], daemon_id text, max_rows integer[], background_per_hour integer, due_since timestamptz[])
@@ -343,5 +342,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.claim_topics(text[], text[], text, integer[], integer, timestamptz[]) IS
-    'claim_requests for many topics, each with its own max_rows and due_since, in one transaction: with thousands of topics, a transaction for each would '
-    'cost more than the requests.';
+    'claim_requests for many topics, each with its own max_rows and due_since, in one transaction.';

@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.meaning_of(status integer, meaning text) 
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(meaning, CASE status WHEN 200 THEN 'accepted' WHEN 410 THEN 'stale' ELSE 'suspect' END);
 COMMENT ON FUNCTION tokenkeeper.meaning_of(integer, text) IS
-    'What the response to a campaign''s request means: what the daemon says, or else by its status: accepted, stale or suspect.';
+    'Internal: what the response to a campaign''s request means, by the daemon or else by its status: accepted, stale or suspect.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.checked_endings(endings tokenkeeper.request_ending[]) RETURNS tokenkeeper.request_ending[]
 LANGUAGE plpgsql IMMUTABLE
@@ -98,8 +98,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_singles(text, tokenkeeper.request_ending[], boolean) IS
-    'Internal: takes requests that a daemon has claimed out of send_request, or gives them back to it: those of no campaign, or of any. Returns them: not those '
-    'that the daemon no longer had, nor those whose campaign another transaction changes, which stay claimed.';
+    'Internal: takes requests that a daemon has claimed out of send_request, or gives them back to it: those of no campaign, or of any. Returns them, '
+    'without those that the daemon no longer had, or whose campaign another transaction changes: these stay claimed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_endings(ended tokenkeeper.ended_request[]) RETURNS void
 LANGUAGE plpgsql
@@ -148,8 +148,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_endings(tokenkeeper.ended_request[]) IS
-    'Internal: writes responses to send_result, failures to failed_send, and what became of campaigns'' requests to the campaigns. Takes what did not reach its '
-    'device out of the count of background pushes.';
+    'Internal: writes responses to send_result, failures to failed_send, and outcomes to the campaigns. Uncounts background pushes that did not reach their '
+    'device.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finish_requests(daemon_id text, endings tokenkeeper.request_ending[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -175,11 +175,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.finish_requests(text, tokenkeeper.request_ending[]) IS
-    'Records what became of requests that this daemon has claimed. Responses of APNs go into send_result. A single request, also one of a campaign, leaves '
-    'send_request or waits there again; one in a campaign''s batch is noted there, or moves to send_request with the same apns-id to be tried again (returned '
-    'without a pause: back to its batch). If the campaign is cancelled, later, refused and returned end a request as cancelled, and interrupted as failed. Of '
-    'several endings of a request, answered counts, or else the first. Returns how many of the requests it finished: not those that the daemon no longer had, nor '
-    'those of campaigns that another transaction has locked, which stay claimed. Raises 22023 for an unknown fate or meaning.';
+    'Records what became of requests that this daemon has claimed; responses of APNs go into send_result. A request in send_request leaves it or waits there '
+    'again. One in a batch is recorded there, goes back to it (returned without a pause), or moves to send_request with the same apns-id. In a cancelled '
+    'campaign, later, refused and returned end a request as cancelled, interrupted as failed. Of several endings of a request, answered counts, or else the '
+    'first. Returns how many requests it finished, without those that the daemon no longer had, or whose campaign is locked: these stay claimed. Raises '
+    '22023 for an unknown fate or meaning.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_failed(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -205,5 +205,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_failed(bigint[]) IS
-    'Puts failed requests back into the outbox with their apns_id, by failed_id or all of them; returns how many. A campaign''s request becomes a single '
-    'one, and the campaign still counts it as failed.';
+    'Puts failed requests back into the outbox with their apns_id, by failed_id (null: all); returns how many. A campaign''s request becomes a single one, '
+    'and still counts as failed in the campaign.';

@@ -8,8 +8,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.slots_ahead() RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN interval '500 milliseconds';
 COMMENT ON FUNCTION tokenkeeper.slots_ahead() IS
-    'A daemon claims from a topic or campaign with a rate when its next free slot is no further ahead than this. The daemon has the same value: it asks '
-    'no earlier.';
+    'Internal: how far ahead the next free slot of a rate may be when a daemon claims. The daemon has the same value, and asks no earlier.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.free_slots(next_send_at timestamptz, per_second integer, OUT first_at timestamptz, OUT requests integer)
 LANGUAGE plpgsql
@@ -24,9 +23,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.free_slots(timestamptz, integer) IS
-    'A rate has one slot per request: 1 / per_second after the other, from next_send_at on. Returns the first free slot, and how many may be taken now: those '
-    'within the next second, and none if the first is further ahead than slots_ahead. So the rate is kept although daemons ask now and then, and each has at most a '
-    'second''s worth. Slots of more than 250 ms ago are lost, so that no burst follows a pause.';
+    'Internal: a rate has one slot per request, every 1 / per_second from next_send_at on. Returns the first free slot, and how many may be taken now: those '
+    'within the next second, none if the first is further ahead than slots_ahead. Slots of more than 250 ms ago are lost, so no burst follows a pause.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.topic_slots(of_topic integer, OUT first_at timestamptz, OUT requests integer)
 LANGUAGE plpgsql
@@ -50,8 +48,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.topic_slots(integer) IS
-    'The first free slot of the rate of a topic, and how many requests may be claimed now; null if it has no max_per_second. See free_slots. Until the '
-    'transaction ends, other claims of the topic get none. Call take_topic_slots afterwards.';
+    'Internal: the first free slot of the rate of a topic, and how many requests may be claimed now; null without max_per_second. Other claims of the topic '
+    'get none until the transaction ends. Call take_topic_slots afterwards.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.take_topic_slots(of_topic integer, first_at timestamptz, requests integer) RETURNS void
 LANGUAGE plpgsql
@@ -64,7 +62,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.take_topic_slots(integer, timestamptz, integer) IS
-    'Counts requests that will be sent against the rate of their topic, from the slot first_at on.';
+    'Internal: counts requests that will be sent against the rate of their topic, from the slot first_at on.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_alerts(of_topic integer, keys bytea[]) RETURNS SETOF bigint
 LANGUAGE plpgsql
@@ -97,8 +95,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_alerts(integer, bytea[]) IS
-    'Counts an alert for each of these devices of a topic with alerts_per_day, and returns the positions, from 1, of those that have had their share of '
-    'this day (UTC). A key may occur more than once. Call it once for each request: a repetition would count twice.';
+    'Internal: counts an alert for each of these devices (repetitions allowed) of a topic with alerts_per_day, once per request. Returns the positions, from '
+    '1, of those that have had their share of this day (UTC).';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_alerts(of_campaign bigint, of_topic integer, numbers bigint[], keys bytea[]) RETURNS bigint[]
 LANGUAGE plpgsql
@@ -123,7 +121,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.count_alerts(bigint, integer, bigint[], bytea[]) IS
-    'Counts alerts of a campaign, which are claimed, against alerts_per_day of its topic, each once. Returns the numbers of those beyond it.';
+    'Internal: counts claimed alerts of a campaign against alerts_per_day of its topic, each once. Returns the numbers of those beyond it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_background(environment text, topic text, keys bytea[], requests integer[], share integer)
 RETURNS TABLE (token_key bytea, room integer, earliest timestamptz)
@@ -147,8 +145,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_background(text, text, bytea[], integer[], integer) IS
-    'Counts background pushes, which are claimed, for each of these devices of a topic, each key once. Returns for each how many of them are within its share '
-    'of this hour, and when the earliest that counts was sent.';
+    'Internal: counts claimed background pushes for each of these devices of a topic, each key once. Returns for each how many are within its share of this '
+    'hour, and when the earliest that counts was sent.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.uncount_background(topics text[], environments text[], keys bytea[]) RETURNS void
 LANGUAGE plpgsql
@@ -175,8 +173,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.uncount_background(text[], text[], bytea[]) IS
-    'Takes background pushes that did not reach their devices out of the count of this hour, one for each element. Call it once in a transaction: it locks '
-    'the devices in the order in which a claim does.';
+    'Internal: takes background pushes that did not reach their devices out of the count of this hour. Call it once in a transaction: it locks the devices '
+    'in the order of a claim.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_share(
     of_topic integer, tags text, everyone boolean, tokens bigint, OUT confirm_share numeric, OUT active float8, OUT meant float8)
@@ -217,8 +215,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_share(integer, text, boolean, bigint) IS
-    'What confirmation_fault compares: confirm_share of the topic, how many active tokens it has, and how many are meant; of everyone, at least whether that is more '
-    'than 50. tokens is the length of a list. Only meant, and for a list, if the topic has no confirm_share. The share of a tag expression among 300,000 tokens or '
+    'What confirmation_fault compares: confirm_share of the topic, its active tokens, and how many are meant (of everyone, at least whether that is more '
+    'than 50). tokens is the length of a list. Only meant, and for a list, without a confirm_share. The share of a tag expression among 300,000 tokens or '
     'more may be estimated from a sample; null if the sample is empty. Raises 22023 for an invalid tag expression.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.confirmation_fault(of_topic integer, tags text, everyone boolean, tokens bigint) RETURNS text
@@ -237,5 +235,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.confirmation_fault(integer, text, boolean, bigint) IS
-    'Why enqueue refuses an audience without confirm => true: it is more than 50 tokens and more than confirm_share of the active tokens of the topic; null if it '
-    'does not. See audience_share.';
+    'Why enqueue refuses an audience without confirm => true: it has more than 50 tokens and more than confirm_share of the active ones. Null if it does '
+    'not. See audience_share.';

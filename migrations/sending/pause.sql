@@ -62,5 +62,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.resume_sending(text, text) IS
-    'Ends the pause of a topic: its requests are sent again. Daemons that pause it by themselves, because APNs refuses its requests or their credential, try '
-    'them within a second or two, as well as requests that wait for another try (10,000 at most); without this, they do so after some minutes. Returns false if nobody had called pause_sending.';
+    'Ends the pause of a topic. Daemons that paused it by themselves, because APNs refuses its requests or their credential, try again within two seconds '
+    'instead of after minutes; so do requests that wait for a retry (10,000 at most). Returns false if nobody had called pause_sending.';

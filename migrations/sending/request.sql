@@ -16,7 +16,7 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.parsed_payload(json) IS 'A payload as jsonb; null if PostgreSQL cannot convert it: see payload_fault.';
+COMMENT ON FUNCTION tokenkeeper.parsed_payload(json) IS 'Internal: a payload as jsonb; null if PostgreSQL cannot convert it: see payload_fault.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.payload_length(payload jsonb) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -29,14 +29,15 @@ EXCEPTION WHEN program_limit_exceeded OR out_of_memory THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.payload_length(jsonb) IS
-    'A lower bound for the bytes of a payload without blanks; 2147483647 if its text is longer than PostgreSQL allows (as jsonb, 1e131071 is written out).';
+    'Internal: a lower bound for the bytes of a payload without blanks; 2147483647 if its text is longer than PostgreSQL allows (as jsonb, 1e131071 is '
+    'written out).';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.is_background_push(payload jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(payload -> 'aps' -> 'content-available' = '1'::jsonb
                 AND NOT jsonb_strip_nulls(payload -> 'aps') ?| ARRAY['alert', 'sound', 'badge'], false);
 COMMENT ON FUNCTION tokenkeeper.is_background_push(jsonb) IS
-    'Whether a payload is a background push: content-available is 1, and it has no alert, sound or badge, or only null.';
+    'Internal: whether a payload is a background push: content-available is 1, without alert, sound and badge, or with null ones.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of_topic(topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -51,14 +52,14 @@ RETURN CASE
     WHEN topic COLLATE "C" LIKE '%.voip-ptt' THEN 'pushtotalk'
 END;
 COMMENT ON FUNCTION tokenkeeper.push_type_of_topic(text) IS
-    'The push type whose suffix a topic has. Null for a plain topic. Source: Apple, "Sending notification requests to APNs".';
+    'Internal: the push type whose suffix a topic has; null for a plain topic. Source: Apple, "Sending notification requests to APNs".';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_of(payload jsonb, topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(tokenkeeper.push_type_of_topic(topic),
     CASE WHEN payload ? 'mdm' THEN 'mdm' WHEN tokenkeeper.is_background_push(payload) THEN 'background' ELSE 'alert' END);
 COMMENT ON FUNCTION tokenkeeper.push_type_of(jsonb, text) IS
-    'The push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
+    'Internal: the push type of a request that names none: by the suffix that Apple requires of the topic, or else mdm, background or alert, by the payload.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.payload_fault(payload json) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -79,14 +80,14 @@ EXCEPTION
         RETURN 'payload is too long or nested too deeply';
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Why parsed_payload cannot convert a payload: what was found and what was expected; null if it can.';
+COMMENT ON FUNCTION tokenkeeper.payload_fault(json) IS 'Internal: why parsed_payload cannot convert a payload; null if it can.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.default_expiration(push_type text, since timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN push_type COLLATE "C" IN ('voip', 'pushtotalk', 'location') THEN since + interval '30 seconds' END;
 COMMENT ON FUNCTION tokenkeeper.default_expiration(text, timestamptz) IS
-    'When a request expires that names no expiration: a call, a word over push-to-talk and a question for the location half a minute after it could first be sent. '
-    'Null for others, which APNs keeps.';
+    'Internal: when a request without an expiration expires: voip, pushtotalk and location half a minute after it could first be sent; null for others, '
+    'which APNs keeps.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.aps_fault(aps jsonb, push_type text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -119,7 +120,7 @@ RETURN CASE
         THEN 'alert has an empty title and body: devices would show nothing'
 END;
 COMMENT ON FUNCTION tokenkeeper.aps_fault(jsonb, text) IS
-    'Why devices would do nothing with what a payload has under aps: what was found and what was expected; null if nothing is wrong. APNs accepts such pushes.';
+    'Internal: why devices would ignore what a payload has under aps, although APNs accepts it; null if nothing is wrong.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.live_activity_fault(aps jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -133,8 +134,8 @@ RETURN CASE
     WHEN aps -> 'event' = '"start"' AND NOT aps ?& ARRAY['attributes-type', 'attributes'] THEN 'event is start, expected attributes-type and attributes, too'
 END;
 COMMENT ON FUNCTION tokenkeeper.live_activity_fault(jsonb) IS
-    'Why devices would ignore what a Live Activity gets under aps; null if nothing is wrong. Source: Apple, "Starting and updating Live Activities with ActivityKit '
-    'push notifications".';
+    'Internal: why devices would ignore what a Live Activity gets under aps; null if nothing is wrong. Source: Apple, "Starting and updating Live Activities '
+    'with ActivityKit push notifications".';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.push_type_fault(push_type text, topic text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -150,7 +151,7 @@ RETURN CASE
         THEN 'push_type is ' || push_type || ' for the topic ' || topic || ', expected mdm for com.apple.mgmt.* and only there'
 END;
 COMMENT ON FUNCTION tokenkeeper.push_type_fault(text, text) IS
-    'Why APNs would refuse a push type for a topic; null if it would not. Source: Apple, "Sending notification requests to APNs".';
+    'Internal: why APNs would refuse a push type for a topic; null if it would not. Source: Apple, "Sending notification requests to APNs".';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.send_fault(
     environment text, topic text, payload jsonb, push_type text, priority integer, expiration timestamptz, collapse_id text,
@@ -200,5 +201,5 @@ RETURN CASE
         THEN 'payload is over ' || CASE push_type COLLATE "C" WHEN 'voip' THEN '5120' ELSE '4096' END || ' bytes long'
 END;
 COMMENT ON FUNCTION tokenkeeper.send_fault(text, text, jsonb, text, integer, timestamptz, text, timestamptz, text) IS
-    'Why APNs would refuse a request, whatever its token: what was found and what was expected; null if it would not. push_type is never null. '
-    'scheduled_at is the sender''s; null if a daemon has set another one. payload_text is the text of the payload if it is known, or null.';
+    'Internal: why APNs would refuse a request, whatever its token; null if it would not. push_type is never null. scheduled_at is the sender''s; null if a '
+    'daemon set another one. payload_text is the text of the payload if it is known, or null.';

@@ -110,8 +110,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_query(text) IS
-    'An expression of tags as in Azure Notification Hubs, to compare with tag_vector: follows_RedSox && !muted, (a || b) && c. ! comes before &&, and && before '
-    '||. A tag has letters, digits, and the characters _ @ # . : -; another one is written in double quotes, where "" is a double quote. Beyond ASCII, only '
-    'what looks like a blank, a quotation mark or an operator needs them. Upper and lower case '
-    'differ. Null for null. Raises 22023, with the position in characters from 1 and what was expected, for an invalid expression, a tag over 512 bytes, over '
-    '1000 tags, over 100 nested parentheses, and an expression over 65536 bytes.';
+    'A tag expression as in Azure Notification Hubs, to compare with tag_vector: follows_RedSox && !muted, (a || b) && c. ! precedes &&, which precedes ||. '
+    'A tag has letters, digits, and the characters _ @ # . : -; write any other in double quotes, with "" for a double quote. Beyond ASCII, only what looks '
+    'like a blank, a quotation mark or an operator needs them. Case matters. Null for null. Raises 22023, with the position in characters from 1, for an '
+    'invalid expression, a tag over 512 bytes, over 1000 tags, over 100 nested parentheses, or an expression over 65536 bytes.';

@@ -23,18 +23,16 @@ WHERE pg_catalog.pg_has_role(c.relowner, 'MEMBER')
                      OR o.oid = (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
                 AND pg_catalog.pg_has_role(o.oid, 'MEMBER'));
 COMMENT ON VIEW tokenkeeper.attachment IS
-    'The attached tables: how they were attached, and whether their changes arrive. Operators, readers and the daemon see all, an application sees the tables '
-    'of its roles.';
+    'The attached tables, and whether their changes arrive. An application sees the tables of its roles; operators, readers and the daemon see all.';
 COMMENT ON COLUMN tokenkeeper.attachment.triggers IS
-    'enabled: they fire, except for what logical replication applies (session_replication_role = replica). always: for that, too. Otherwise disabled, '
-    'missing, or dropped with the table.';
+    'enabled: they fire, except for logical replication (session_replication_role = replica); always: for that, too; or disabled, missing, or dropped with '
+    'the table.';
 COMMENT ON COLUMN tokenkeeper.attachment.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
 COMMENT ON COLUMN tokenkeeper.attachment.failures IS
-    'How many changes its triggers could not queue since attach. Of more than about 100 within a minute, the rest is not counted.';
-COMMENT ON COLUMN tokenkeeper.attachment.failure IS
-    'SQLSTATE of the last change that could not be queued, at failed_at, and the name of the constraint if there is one.';
-COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last came to its end; null if none has.';
-COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'How many tokens differed between the table and the ledger then.';
+    'How many changes its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
+COMMENT ON COLUMN tokenkeeper.attachment.failure IS 'SQLSTATE of the last such change, at failed_at, and the name of the constraint, if any.';
+COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last finished; null if none has.';
+COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'How many tokens then differed between the table and the ledger.';
 
 CREATE OR REPLACE VIEW tokenkeeper.own_attachment_failure WITH (security_barrier) AS
 SELECT f.source_id, f.state, f.constraint_name
@@ -44,4 +42,4 @@ WHERE EXISTS (
     WHERE a.source_id = f.source_id AND pg_catalog.pg_has_role(c.relowner, 'USAGE'))
 WITH CHECK OPTION;
 COMMENT ON VIEW tokenkeeper.own_attachment_failure IS
-    'Internal: through this view, note_attachment_failure reports failures of attached tables of the current role, and of no others.';
+    'Internal: through it, note_attachment_failure reports failures of attached tables of the current role, and of no others.';

@@ -27,32 +27,31 @@ CROSS JOIN LATERAL (
 -- A sender sees its own. Whoever may read the table sees all.
 WHERE c.created_by = tokenkeeper.caller() OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
 COMMENT ON VIEW tokenkeeper.campaign_progress IS
-    'One row per campaign, to a sender one row per campaign of its own: how many tokens were addressed, and what became of their requests. '
-    'At every moment, addressed is the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and forgotten.';
+    'One row per campaign; to a sender, only its own. addressed is always the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and '
+    'forgotten.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS
-    'How many tokens have got a request so far. Tokens that were suppressed when the daemon addressed them do not count.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Requests that have not ended: not sent yet, in flight, or to be retried.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'APNs has accepted them. That is no proof that a device has shown them.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded that the device does not take them any more: 410.';
+    'How many tokens got a request so far; not those suppressed when the daemon addressed the audience.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Requests that have not ended: unsent, in flight, or to be retried.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'Accepted by APNs, which does not prove that a device showed them.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded with 410: the token is no longer valid.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the token for another reason, such as BadDeviceToken.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'The gate or a limit refused them after they were addressed: see suppressed_send.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'They could not be sent: see failed_send; or expiration had passed before they were sent.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'Refused by the gate or a limit after they were addressed: see suppressed_send.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'Could not be sent (see failed_send), or expired before.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS
-    'Before they ended, forget, forget_device or forget_user erased their token, or the device or user that the campaign was for.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, within the last ten seconds; null once all have ended.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At this rate; null unless it is running. A guess until the whole audience is addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request had ended; null before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Erased by forget, forget_device or forget_user before they ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, in the last ten seconds; null once all have ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS
+    'When it ends at the rate of per_second; null unless it is running. A guess until the whole audience is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request ended; null before.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS
-    'The login role (session_user) that called enqueue, whatever SET ROLE says. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many of its requests all daemons together send within a second; null for no limit.';
+    'The login role (session_user) that called enqueue. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many requests per second all daemons together send; null for no limit.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
-    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were found if '
-    'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
+    'How many tokens the audience has. A list: all its tokens, suppressed ones included. Others: null before the start; then the number found if they were '
+    'addressed at once (a device, a user, a small audience), otherwise the planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS
-    'Whether the whole audience has been addressed. It stays false if expiration passed before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'True once the whole audience is addressed; stays false if expiration passes before.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_of(caller text) RETURNS SETOF tokenkeeper.campaign_progress
 LANGUAGE plpgsql
@@ -63,4 +62,4 @@ BEGIN
     RETURN QUERY SELECT * FROM tokenkeeper.campaign_progress;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.campaigns_of(text) IS 'For a router: the view campaign_progress, as a login of the router sees it (act_for).';
+COMMENT ON FUNCTION tokenkeeper.campaigns_of(text) IS 'Internal, for a router: the view campaign_progress, as a login of the router sees it (act_for).';

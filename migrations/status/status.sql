@@ -41,9 +41,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.look_at_queue(text) IS
-    'How many rows a queue (send_result or registration) has, and when the oldest was queued. A partition of more than 4 MiB, or one that another session '
-    'has locked, is estimated from PostgreSQL''s statistics; of a large one, only the first 64 pages are searched for the oldest row. It takes some '
-    'milliseconds, at any size. Raises 22023 for another queue.';
+    'How many rows a queue (send_result or registration) has, and when the oldest was queued, within milliseconds. Estimates a partition that is locked or '
+    'larger than 4 MiB from PostgreSQL''s statistics, and searches only its first 64 pages for the oldest row. Raises 22023 for another queue.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.counted_rows(of_table text) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -62,8 +61,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.counted_rows(text) IS
-    'How many rows a table of this schema has; 10000 means 10000 or more. Of a table of more than 4 MiB, dead rows included, a daemon''s count of the last '
-    'ten minutes, or PostgreSQL''s estimate. It takes some milliseconds, at any size.';
+    'How many rows a table of this schema has, counted up to 10000, within milliseconds. Of a table over 4 MiB, dead rows included, a daemon''s count of the '
+    'last ten minutes, or PostgreSQL''s estimate.';
 
 CREATE OR REPLACE VIEW tokenkeeper.lock_holder AS
 SELECT c.relname::text AS relname,
@@ -521,8 +520,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.read_status() IS
-    'The row of the view status. If another session has locked a table of the schema against reading, it does not wait for that session, but says who it '
-    'is, and what the daemons last said about the queue; the other columns are null.';
+    'Internal: the row of the view status. If another session has locked a table of the schema against reading, it does not wait, but names that session and '
+    'what the daemons last saw of the queue; the other columns are null.';
 
 CREATE OR REPLACE VIEW tokenkeeper.status AS
 SELECT s.queue_depth, s.queue_depth_estimated, s.oldest_result_age, s.results_wait_because, s.queue_as_of, s.rejected, s.held, s.tokens_active,
@@ -532,40 +531,33 @@ SELECT s.queue_depth, s.queue_depth_estimated, s.oldest_result_age, s.results_wa
        s.rejected_registrations, s.open_campaigns
 FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
-    'One row: the state of the system. The queue as the latest daemon saw it (or as it is, if no daemon runs), the tokens, and '
-    'warnings in words. Most columns are null while another session has locked a table against reading; warnings then says who it is.';
-COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must look at, in words; the critical ones first. Empty if all is well.';
+    'One row: the state of the system. Most columns are null while another session has locked a table against reading; warnings then names it.';
+COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must attend to, the critical ones first; empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
-    'The warnings that somebody has to get up for, as in the view critical_warning. `tokenkeeperd status --check` exits with 2 for them, and with 1 for all others.';
-COMMENT ON COLUMN tokenkeeper.status.queue_depth IS
-    'Results that wait in the queue: as a daemon last saw it, or, while no daemon runs, as the view finds it.';
+    'The warnings for which somebody must get up, as in the view critical_warning. With them `tokenkeeperd status --check` exits with 2, with others only with 1.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth IS 'Results that wait in the queue, as a daemon last saw it, or as it is if no daemon runs.';
 COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queue was in this state.';
 COMMENT ON COLUMN tokenkeeper.status.results_wait_because IS
-    'Why results wait, in words: a lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
+    'Why results wait: a lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.status.oldest_due_request_age IS
-    'How long the oldest request that could be sent by now has been waiting in send_request, also for a paused topic; null if there is none. '
-    'For a large table: as a daemon found it within the last ten minutes.';
-COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth was estimated, because the queue is large or locked.';
-COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has been waiting; null if there was none.';
+    'How long the oldest due request has waited in send_request, also for a paused topic; null if there is none. For a large table: as of the last ten '
+    'minutes.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth is an estimate, because the queue is large or locked.';
+COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has waited; null if there is none.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
-    'Rows of rejected_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.registration_queue_depth IS 'As queue_depth: registrations and logouts that wait in their queue.';
-COMMENT ON COLUMN tokenkeeper.status.registration_queue_estimated IS
-    'True if registration_queue_depth was estimated, because the queue is large or locked.';
-COMMENT ON COLUMN tokenkeeper.status.oldest_registration_age IS 'How long the oldest queued registration has been waiting; null if there was none.';
-COMMENT ON COLUMN tokenkeeper.status.registrations_wait_because IS 'As results_wait_because, for queued registrations.';
-COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS
-    'Rows of rejected_registration; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that are being sent, or wait for their time or for a daemon. Paused ones do not count.';
-COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that have reported within the last 30 seconds.';
-COMMENT ON COLUMN tokenkeeper.status.held IS
-    'Rows of held_result; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.requests IS
-    'Rows of send_request, claimed ones included; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.failed_sends IS
-    'Rows of failed_send; 10000 means 10000 or more. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+    'Rows of rejected_result, counted up to 10000. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
+COMMENT ON COLUMN tokenkeeper.status.registration_queue_depth IS 'As queue_depth, for registrations and logouts.';
+COMMENT ON COLUMN tokenkeeper.status.registration_queue_estimated IS 'As queue_depth_estimated.';
+COMMENT ON COLUMN tokenkeeper.status.oldest_registration_age IS 'As oldest_result_age, for registrations.';
+COMMENT ON COLUMN tokenkeeper.status.registrations_wait_because IS 'As results_wait_because, for registrations.';
+COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS 'As rejected, for rejected_registration.';
+COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that are being sent, or wait for their time or for a daemon; not paused ones.';
+COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that reported within the last 30 seconds.';
+COMMENT ON COLUMN tokenkeeper.status.held IS 'As rejected, for held_result.';
+COMMENT ON COLUMN tokenkeeper.status.requests IS 'As rejected, for send_request, with claimed ones.';
+COMMENT ON COLUMN tokenkeeper.status.failed_sends IS 'As rejected, for failed_send.';
 COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
-    'When the first certificate of the running daemons expires; null if they send with provider tokens, which do not expire.';
+    'When the first certificate of the running daemons expires; null if they use provider tokens, which do not expire.';
 
 CREATE OR REPLACE VIEW tokenkeeper.critical_warning AS
 SELECT p.cause, p.environment, p.topic, p.warning

@@ -17,23 +17,21 @@ SELECT t.environment,
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token IS
-    'The ledger for people. To look up one token: WHERE topic = ... AND environment = ... AND token_key = tokenkeeper.token_key(''...'').';
+    'The ledger for people. To find one token: WHERE topic = ... AND environment = ... AND token_key = tokenkeeper.token_key(''...'').';
 COMMENT ON COLUMN tokenkeeper.token.state IS
     'active, or the cause of the suppression: stale (a 410), suspect, superseded, unregistered_by_app.';
 COMMENT ON COLUMN tokenkeeper.token.invalidated_at IS
-    'The greatest instant of a cause. An active token may have one that is earlier than its registration.';
-COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key. Compare this column to find one token.';
-COMMENT ON COLUMN tokenkeeper.token.cause IS
-    'The cause of invalidated_at: stale, suspect, unregistered_by_app or superseded. An active token may have one; null if there is none.';
-COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user that the latest registration with a user_id named; null if none did, or it was cleared.';
+    'The greatest instant of a cause; null if there is none. Of an active token, it is earlier than registered_at.';
+COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key, to find one token.';
+COMMENT ON COLUMN tokenkeeper.token.cause IS 'The cause of invalidated_at, also of an active token; null if there is none.';
+COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user of the latest registration with a user_id; null if none named one, or it was cleared.';
 
 CREATE OR REPLACE VIEW tokenkeeper.sendable_token AS
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key, l.user_id
 FROM tokenkeeper.ledger AS l
 JOIN tokenkeeper.topic AS t USING (topic_id)
 WHERE (NOT l.suppressed OR t.gate = 'observe') AND l.registered_at > '-infinity';
-COMMENT ON VIEW tokenkeeper.sendable_token IS
-    'The registered tokens that are sendable, with their tags; if the topic''s gate only observes, all registered tokens.';
+COMMENT ON VIEW tokenkeeper.sendable_token IS 'The sendable registered tokens; if the topic''s gate only observes, all registered ones.';
 
 CREATE OR REPLACE VIEW tokenkeeper.suppressed_token AS
 -- Not on the view token: a reader would lock one view after the other, and could deadlock with a migration that replaces both.
@@ -56,22 +54,21 @@ SELECT e.event_id, e.at, t.environment, t.topic, encode(e.token_key, 'hex') AS t
 FROM tokenkeeper.token_event_log AS e
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token_event IS
-    'The history of transitions: registered (the first time only), invalidated, revived, superseded, unregistered_by_app, '
-    'late_feedback_ignored, pruned, reinstated, tagged (by the function tag); with both instants before and after. What changes nothing leaves no event.';
+    'The history: the transitions of tokens, with both instants before and after: registered (the first time only), invalidated, revived, superseded, '
+    'unregistered_by_app, late_feedback_ignored, pruned, reinstated, tagged (by the function tag). What changes nothing leaves no event.';
 COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
-COMMENT ON COLUMN tokenkeeper.token_event.source_id IS
-    'The registration_source that caused it: an attached table, a backfill or an import. Null for everything else.';
+COMMENT ON COLUMN tokenkeeper.token_event.source_id IS 'The registration_source that caused it; null for everything else.';
 COMMENT ON COLUMN tokenkeeper.token_event.transaction_id IS
-    'To follow the history, use this together with pg_snapshot_xmin(pg_current_snapshot()): event_id alone misses late commits. After a restore '
-    'from a dump, the first sweep gives restored events its own transaction id, so a reader gets them once more.';
+    'To follow the history, use it together with pg_snapshot_xmin(pg_current_snapshot()): event_id alone misses late commits. After a restore from a dump, '
+    'the first sweep gives restored events its own id, so a reader gets them once more.';
 
 CREATE OR REPLACE VIEW tokenkeeper.result_stat AS
 SELECT c.hour, c.environment, c.topic, c.status, c.reason, sum(c.results)::bigint AS results
 FROM tokenkeeper.result_count AS c
 GROUP BY c.hour, c.environment, c.topic, c.status, c.reason;
 COMMENT ON VIEW tokenkeeper.result_stat IS
-    'How many results were taken from the queue, by hour, environment, topic, status and reason. Each is counted in the transaction that '
-    'recorded it. Rejected results count with the reason (rejected), or (rejected, not kept) beyond drain.rejected_per_hour.';
+    'How many results were recorded, by hour, environment, topic, status and reason. Rejected ones have the reason (rejected), or (rejected, not kept) '
+    'beyond drain.rejected_per_hour.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tagged_tokens(
     expression text, topic text, environment text DEFAULT 'production', at_most integer DEFAULT 100)
@@ -97,5 +94,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tagged_tokens(text, text, text, integer) IS
-    'The registered tokens of a topic that an expression of tags matches (see tag_query), suppressed ones included, with their state and tags: the first '
-    'at_most, in the order of the tokens. Raises 22023 for an invalid expression.';
+    'The registered tokens of a topic, suppressed ones included, that a tag expression matches (see tag_query): the first at_most, in the order of the '
+    'tokens. Raises 22023 for an invalid expression.';

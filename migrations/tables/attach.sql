@@ -60,7 +60,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text) IS 'What is in the way of attaching a table, apart from its expressions.';
+COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text) IS 'Internal, for attach: what prevents attaching a table, apart from its expressions.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.expression_warnings(attached regclass, arguments jsonb, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -106,7 +106,7 @@ BEGIN
     END IF;
 END
 $body$;
-COMMENT ON FUNCTION tokenkeeper.expression_warnings(regclass, jsonb, jsonb) IS 'What the owner of a table should know about the expressions that attach was given.';
+COMMENT ON FUNCTION tokenkeeper.expression_warnings(regclass, jsonb, jsonb) IS 'Internal, for attach: warnings about the expressions.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sample_rows(attached regclass, plan jsonb) RETURNS TABLE (kind text, detail text)
 LANGUAGE plpgsql
@@ -166,7 +166,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sample_rows(regclass, jsonb) IS
-    'What the expressions give for five rows of the table (row), what is odd about the first 10,000 (warning), and which expression fails (error).';
+    'Internal, for attach: what the expressions give for five rows (row), what is odd about the first 10,000 (warning), and which expression fails (error).';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.finds_by_index(attached regclass, facts jsonb) RETURNS boolean
 LANGUAGE plpgsql
@@ -189,7 +189,7 @@ BEGIN
         WHERE i.indkey[0] <> coalesce(token_number, 0) AND i.indrelid = attached);
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.finds_by_index(regclass, jsonb) IS 'Whether an index of the table finds the rows that have a token.';
+COMMENT ON FUNCTION tokenkeeper.finds_by_index(regclass, jsonb) IS 'Internal, for attach: whether an index of the table finds the rows that have a token.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.begin_attachment(attached regclass, plan jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -221,8 +221,8 @@ EXCEPTION WHEN unique_violation THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_attachment(regclass, jsonb) IS
-    'Internal, for attach: notes an attachment and returns its source_id. It stores texts, and executes nothing. Raises 42501 unless the session may execute '
-    'code of the table (check_owner_session), 22023 for a temporary table or a partition, for a plan that attach has not made, and if the name is taken.';
+    'Internal, for attach: stores an attachment, as texts that it does not execute, and returns its source_id. Raises 42501 as check_owner_session; 22023 '
+    'for a temporary table, a partition, a plan not made by attach, or a name that is taken.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attach(
     attached text,
@@ -303,10 +303,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attach(text, text, text, text, text, text, text, text, text, text, text, boolean, text, boolean, boolean) IS
-    'Connects a table of device tokens to the ledger: from now on its triggers queue what changes in it, as registrations and logouts. Each fact is an SQL '
-    'expression over the columns of a row; a text that equals the name of a column is that column. filter: which rows count. registered_at: when the device has '
-    'registered last; without it, all rows count as 1970. on_delete: whether a deleted row is a logout (unregister) or says nothing (ignore). always: the triggers '
-    'also fire for what logical replication applies. name: of the attachment, by default that of the table. dry_run changes nothing, and shows what the expressions '
-    'give for five rows (kind row); verbose shows the generated SQL. Returns rows of kind error, warning, row, sql and attached. Run it as the owner of the table. '
-    'Raises 42P01 if there is no such table, 42501 unless the session may execute code of the table (check_owner_session), 22023 with everything that is wrong, '
-    'and 55P03 if running writes to the table do not end within five seconds.';
+    'Connects a table of device tokens to the ledger: triggers queue its changes as registrations and logouts. token to logged_out: each an SQL expression '
+    'over the columns of a row, or the name of a column. filter: which rows count. registered_at: when the device last registered; null: 1970 for all rows. '
+    'logged_out: whether the row is a logout. on_delete: a deleted row is a logout (unregister) or says nothing (ignore). always: the triggers also fire for '
+    'logical replication. name: of the attachment; null: the table''s. dry_run: changes nothing, and shows what the expressions give for five rows. verbose: '
+    'shows the generated SQL. Returns rows of kind error, warning, row, sql and attached. Run it as the owner of the table. Raises 42P01 if there is no such '
+    'table; 42501 unless the session may execute code of the table (check_owner_session); 22023 with all that is wrong; 55P03 if running writes to the table '
+    'do not end within lock_timeout (unset: five seconds).';

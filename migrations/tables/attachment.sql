@@ -20,13 +20,14 @@ EXCEPTION WHEN syntax_error OR invalid_name OR feature_not_supported OR insuffic
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.table_named(text) IS 'The table of that name, as SQL writes it. Null if there is none, or none that the role may see, and for what is no name at all.';
+COMMENT ON FUNCTION tokenkeeper.table_named(text) IS
+    'Internal: the table of that name, as SQL writes it. Null if there is none, or none that the role may see, or for an invalid name.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.full_name(of_table regclass) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 RETURN (SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = of_table);
-COMMENT ON FUNCTION tokenkeeper.full_name(regclass) IS 'The schema and name of a table, quoted where SQL needs it.';
+COMMENT ON FUNCTION tokenkeeper.full_name(regclass) IS 'Internal: the schema and name of a table, quoted where SQL needs it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.required_table(name text) RETURNS regclass
 LANGUAGE plpgsql STABLE
@@ -53,7 +54,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.required_table(text) IS
-    'The table of that name, as SQL writes it; the schema may be left out if only one table has the name. Raises 42P01 otherwise, with the names that it may mean.';
+    'Internal: the table of that name, as SQL writes it; without a schema if only one table has the name. Raises 42P01 otherwise, with the names that it may '
+    'mean.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_named(name text) RETURNS bigint
 LANGUAGE plpgsql STABLE
@@ -73,8 +75,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_named(text) IS
-    'The source_id of the attachment of that name, or of the only one of the table of that name; the schema may be left out if that leaves no doubt. Null if there '
-    'is none.';
+    'Internal: the source_id of the attachment of that name, or of the only one of the table of that name; without a schema if that is unambiguous. Null if '
+    'there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.raise_not_attached(name text) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -88,7 +90,7 @@ BEGIN
         USING ERRCODE = 'invalid_parameter_value', HINT = 'The view tokenkeeper.attachment lists the attached tables.';
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.raise_not_attached(text) IS 'Raises 22023 for a name that is none of an attachment, or of a table with several.';
+COMMENT ON FUNCTION tokenkeeper.raise_not_attached(text) IS 'Internal: raises 22023 for a name of no attachment, or of a table with several.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_owner_session(attached regclass) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -137,9 +139,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
-    'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner, neither is a superuser, and the login has no '
-    'role and no right to create roles or databases, to replicate, to bypass row-level security or on the ledger that the owner lacks. The login counts, not the role that '
-    'it has set.';
+    'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner; neither is a superuser; and the login has '
+    'no role, no right on the ledger, and no right to create roles or databases, to replicate or to bypass row-level security that the owner lacks. The '
+    'login counts, not SET ROLE.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attached_name(name text, changed oid) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -153,8 +155,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_attached_name(text, oid) IS
-    'For the generated triggers: raises 42P01 unless the table of this name is the one that was changed, or its partitioned table. Otherwise somebody else may have '
-    'made what has the name now, after the table was renamed, and reading it would execute code of theirs with the rights of the table''s owner.';
+    'Internal, for the generated triggers: raises 42P01 unless the table of this name is the one that changed, or its partitioned table. Reading another '
+    'table could execute code of others with the rights of the table''s owner.';
 
 -- With the rights of its caller, the table's owner, which the view checks: the trigger that calls it is SECURITY DEFINER.
 CREATE OR REPLACE FUNCTION tokenkeeper.note_attachment_failure(source_id bigint, state text, constraint_name text) RETURNS void
@@ -167,9 +169,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_attachment_failure(bigint, text, text) IS
-    'For the generated triggers of an attached table: notes that a change could not be queued. Keeps SQLSTATE and the name of the constraint, and at most '
-    'about 100 failures of a source until the daemon has counted them. Raises 44000 unless the current role has the rights of the table''s owner, 23502 '
-    'without a source or a state.';
+    'Internal, for the generated triggers: records that a change could not be queued, with SQLSTATE and the name of the constraint, for at most about 100 '
+    'failures of a source until the daemon counts them. Raises 44000 unless the current role has the rights of the table''s owner, 23502 without a source or '
+    'a state.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.bound_attachment_failure() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -185,7 +187,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.bound_attachment_failure() IS
-    'Keeps attachment_failure small: SQLSTATE and a name have a length, and a source has no more rows than 100, apart from those of open transactions.';
+    'Keeps attachment_failure small: limits the length of SQLSTATE and name, and a source to 100 rows, apart from those of open transactions.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.stray_triggers(of_table regclass) RETURNS text[]
 LANGUAGE plpgsql STABLE
@@ -201,4 +203,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.stray_triggers(regclass) IS
-    'The triggers of a table that attach has generated and that belong to no attachment of this database: a dump from elsewhere has brought them.';
+    'Internal: the triggers of a table that attach generated and that belong to no attachment of this database: they came with a dump.';

@@ -22,7 +22,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.own_attachment(text) IS
-    'Internal: locks the attachment of that name. Raises 22023 if there is none, 42501 unless the session may execute code of its table (check_owner_session).';
+    'Internal: locks the attachment of that name. Raises 22023 if there is none, 42501 as check_owner_session.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_readable(this tokenkeeper.attached_table) RETURNS void
 LANGUAGE plpgsql STABLE
@@ -55,8 +55,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_readable(tokenkeeper.attached_table) IS
-    'Internal: raises 42501 unless the session may execute code of the table (check_owner_session), 22023 if its rows cannot be read: it is gone, has another name '
-    'or owner, lacks its key, or row-level security is forced.';
+    'Internal: raises 42501 as check_owner_session, and 22023 if the rows of the table cannot be read: it is gone, has another name or owner, lacks its key, '
+    'or row-level security is forced.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.estimated_rows(of_table regclass) RETURNS bigint
 LANGUAGE sql STABLE
@@ -88,9 +88,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_backfill(text) IS
-    'Begins to queue the rows of an attachment, or continues the last backfill of it that has not finished. Returns the source_id, how many rows it has '
-    'queued, and how many the table has by PostgreSQL''s statistics (null: unknown). Then call backfill_next. In a session of the table''s owner. '
-    'Raises 22023 if there is no such attachment, 42501 unless the session may execute code of the table (check_owner_session).';
+    'Begins to queue the rows of an attachment, or resumes its last unfinished backfill; then call backfill_next. Returns the source_id, how many rows it '
+    'has queued (done), and how many the table has by PostgreSQL''s statistics (null: unknown). Needs a session of the table''s owner. Raises 22023 if there '
+    'is no such attachment, 42501 as check_owner_session.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_backfill(source_id bigint, OUT this tokenkeeper.attached_table, OUT "position" text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -115,8 +115,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.lock_backfill(bigint) IS
-    'Internal, for backfill_next: locks a backfill, and returns its attachment, and after which key it continues. Raises 42501 unless the session may execute '
-    'code of the table (check_owner_session), 22023 unless the source is a backfill that has not finished, and what check_readable raises.';
+    'Internal, for backfill_next: locks a backfill, and returns its attachment and the key after which it continues. Raises 42501 as check_owner_session; '
+    '22023 unless it is an unfinished backfill; and what check_readable raises.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.hold_name(this tokenkeeper.attached_table) RETURNS void
 LANGUAGE plpgsql
@@ -141,8 +141,8 @@ AS $$
     FROM unnest(keys) WITH ORDINALITY AS k (name, n) JOIN pg_attribute AS a ON a.attrelid = attached AND a.attname = k.name COLLATE "C"
 $$;
 COMMENT ON FUNCTION tokenkeeper.rows_after(regclass, text[], text) IS
-    'As SQL: the condition for the rows of a table after the one with this key (null: for all), and the order of the key. The key as key_text writes it. '
-    'Raises 22P02 for another text.';
+    'Internal: as SQL, the condition for the rows after a key (null: all), and the order of the key. Raises 22P02 for a position that key_text did not '
+    'write.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.page_query(this tokenkeeper.attached_table, "position" text) RETURNS text
 LANGUAGE sql STABLE
@@ -154,15 +154,16 @@ AS $$
     FROM tokenkeeper.rows_after(this.table_id, this.key_columns, page_query.position) AS a
 $$;
 COMMENT ON FUNCTION tokenkeeper.page_query(tokenkeeper.attached_table, text) IS
-    'Internal: a query for the rows of an attached table after the one with this key, in the order of the key: the key, whether the row has facts, whether it is '
-    'logged out, the token as it is spelled, and the columns of a fact.';
+    'Internal: a query for the rows of an attached table after a key, in order: the key, whether the row has facts, whether it is logged out, the token as '
+    'it is spelled, and the columns of a fact.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.may_be_of_a_row(state text) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN left(state, 2) NOT IN ('40', '42', '53', '55', '57', '58', 'XX');
 COMMENT ON FUNCTION tokenkeeper.may_be_of_a_row(text) IS
-    'Whether an SQLSTATE may come from an expression that fails for a row, and not from a column or function that is gone, a lock, a full disk or a shutdown.';
+    'Internal: whether an SQLSTATE may come from an expression that fails for a row, and not from a missing column or function, a lock, a full disk or a '
+    'shutdown.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fails_without_rows(page text) RETURNS boolean
 LANGUAGE plpgsql STABLE
@@ -176,7 +177,7 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.fails_without_rows(text) IS
-    'Whether a query fails before it reads any row: an expression names a value of an enum that was renamed, for example. Then it is no fault of a row.';
+    'Internal: whether a query fails before it reads any row, for example because a value of an enum was renamed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.next_key(this tokenkeeper.attached_table, "position" text) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -191,7 +192,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.next_key(tokenkeeper.attached_table, text) IS
-    'Internal: the key of the next row of an attached table after the one with this key, without its facts. Null if there is none.';
+    'Internal: the key of the row after a key, without its facts; null if there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.advance_backfill(source_id bigint, "position" text, queued bigint, finished boolean) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -211,7 +212,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_backfill(bigint, text, bigint, boolean) IS
-    'Internal, for backfill_next: notes how far a backfill has come. Raises what lock_backfill raises, and 22023 for what backfill_next cannot have done.';
+    'Internal, for backfill_next: records how far a backfill has come. Raises what lock_backfill raises, and 22023 for progress that backfill_next cannot '
+    'have made.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
     source_id bigint, max_rows integer DEFAULT 1000, OUT rows bigint, OUT queued bigint, OUT unreadable bigint, OUT failed bigint, OUT finished boolean)
@@ -279,16 +281,16 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
-    'Queues the next rows of a backfill, by the table''s key, and notes in the same transaction how far it has come, so that each row is queued exactly once: '
-    'a row with a token as a registration at its registered_at; one that is logged out as a logout of that instant, unless another row has the token. Returns how '
-    'many rows it has read (at most max_rows, 1 to 100000), how many it has queued, of these how many have a token that cannot be read (the daemon will '
-    'reject them), and for how many an expression fails: those are passed over, and counted in attachment.failures. In a session of the table''s owner. '
-    'Raises 42501 for other sessions, as begin_backfill does, 22023 unless the source is a backfill that has not finished.';
+    'Queues the next rows of a backfill, in the order of the table''s key, and in the same transaction records how far it has come, so each row is queued '
+    'exactly once: as a registration at its registered_at, or as a logout unless another row has the token. Returns how many rows it read (at most max_rows, '
+    '1 to 100000) and queued; of these, how many tokens are unreadable (the daemon rejects them); and for how many rows an expression failed (skipped, and '
+    'counted in attachment.failures). Needs a session of the table''s owner. Raises 42501 as check_owner_session; 22023 unless the source is an unfinished '
+    'backfill.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 RETURN (SELECT count(*) FROM (SELECT FROM tokenkeeper.registration LIMIT queued_registrations.at_most) AS r);
 COMMENT ON FUNCTION tokenkeeper.queued_registrations(integer) IS
-    'How many registrations wait in the queue, counted up to a limit: a backfill or an import waits while there are many, so that the registrations of '
-    'applications do not wait behind it for long.';
+    'How many registrations wait in the queue, counted up to at_most. Backfills and imports wait while there are many, so that registrations of applications '
+    'do not.';

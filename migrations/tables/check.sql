@@ -27,9 +27,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_check(text) IS
-    'Begins to check an attachment. Returns the source_id of what repairs it, and how many rows the table has by PostgreSQL''s statistics (null: unknown). Then call '
-    'check_rows, check_lost and end_check. In a session of the table''s owner. Raises 22023 if there is no such attachment, 42501 unless the session may '
-    'execute code of the table (check_owner_session).';
+    'Begins to check an attachment; then call check_rows, check_lost and end_check. Returns the source_id of its repairs, and how many rows the table has by '
+    'PostgreSQL''s statistics (null: unknown). Needs a session of the table''s owner. Raises 22023 if there is no such attachment, 42501 as '
+    'check_owner_session.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.running_check(source_id bigint) RETURNS tokenkeeper.attached_table
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -48,8 +48,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.running_check(bigint) IS
-    'Internal: the attachment that a check is about. Raises 22023 unless it goes on and its table can be read (check_readable), 42501 unless the session may execute '
-    'code of the table.';
+    'Internal: the attachment of a check. Raises 22023 unless the check goes on and its table can be read (check_readable), 42501 as check_owner_session.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sources_of(this tokenkeeper.attached_table) RETURNS bigint[]
 LANGUAGE sql STABLE
@@ -63,7 +62,7 @@ SET search_path = pg_catalog, pg_temp
 RETURN (SELECT s.kind <> 'import' AND NOT EXISTS (SELECT FROM tokenkeeper.attached_table AS a WHERE a.source_id = coalesce(s.attachment, s.source_id))
         FROM tokenkeeper.registration_source AS s WHERE s.source_id = is_detached.source_id);
 COMMENT ON FUNCTION tokenkeeper.is_detached(bigint) IS
-    'Internal: whether a registration came from a table that is not attached any more, so that no check of it says anything. Null for no source.';
+    'Internal: whether a registration came from a table that is no longer attached, so that no check of it says anything. Null for no source.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.difference(f tokenkeeper.fact, is_out boolean, l tokenkeeper.ledger, sources bigint[]) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -115,7 +114,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.difference(tokenkeeper.fact, boolean, tokenkeeper.ledger, bigint[]) IS
-    'In what the ledger differs from the facts of a row (is_out: it is logged out), in words; null if in nothing. sources: those of the attachment.';
+    'How the ledger differs from the facts of a row (is_out: it is logged out); null if it does not. sources: those of the attachment.';
 
 -- What is queued is no difference: a daemon will apply it. The queue is read only if there are differences: a snapshot that has read it keeps its partitions
 -- from being truncated.
@@ -175,8 +174,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.compare_facts(bigint, tokenkeeper.fact[], boolean[]) IS
-    'Internal, for a check: which of these facts the ledger does not have, and why, in words. What is queued, held or pruned is no difference. outs: whether the row is '
-    'logged out. Raises 22023 and 42501, as running_check does.';
+    'Internal, for a check: which of these facts the ledger lacks, and why; what is queued, held or pruned is no difference. outs: whether the row is logged '
+    'out. Raises 22023 and 42501, as running_check does.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reported_tokens(source_id bigint) RETURNS TABLE (environment text, topic text, token text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -267,9 +266,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_rows(bigint, text, integer) IS
-    'Compares the next rows of an attached table with the ledger, by the table''s key after the row with the key `after` (null: from the beginning). Returns how many rows '
-    'it has read, the key of the last, whether that was all, for how many an expression fails, and the differences as JSON: row, difference (in words), and the '
-    'facts of the row. In a session of the table''s owner, in one snapshot. Raises 22023 and 42501, as running_check does, and 22P02 or 22003 for a key that is none.';
+    'Compares the rows of an attached table after a key (null: from the first) with the ledger, in one snapshot. Returns how many rows it read, the last key '
+    '(reached), whether that was all, for how many an expression failed, and the differences as JSON: row, difference, and the facts of the row. Needs a '
+    'session of the table''s owner. Raises 22023 unless the check goes on and the table can be read; 42501 as check_owner_session; 22P02 or 22003 for an '
+    'invalid key.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lost_query(this tokenkeeper.attached_table, seen text) RETURNS text
 LANGUAGE sql STABLE
@@ -287,7 +287,7 @@ RETURN format($sql$
                                    (SELECT array_agg(true) FROM differing)) AS c
     JOIN differing AS d USING (n) $sql$, tokenkeeper.fact_columns(), seen);
 COMMENT ON FUNCTION tokenkeeper.lost_query(tokenkeeper.attached_table, text) IS
-    'The query of check_lost. seen is SQL: for each row with a token, whether it counts, and its facts; it may use lost, the tokens in question.';
+    'Internal: the query of check_lost. seen is SQL: for each row with a token, whether it counts, and its facts; it may use lost, the tokens in question.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_lost(source_id bigint) RETURNS jsonb
 LANGUAGE plpgsql
@@ -324,8 +324,9 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
-    'The other direction of check_rows: the active tokens that an attachment has reported, and that no row of its table has any more; with on_delete => ''ignore'', only '
-    'those whose row the filter leaves out now. As JSON. If an expression fails for a row, any row that has a token counts; nothing if that of the token fails. It reads the whole table. In a session of the table''s owner. Raises 22023 and 42501, as running_check does.';
+    'The active tokens that an attachment reported and that no row of its table has now, as JSON; with on_delete => ''ignore'', only those whose row the '
+    'filter now excludes. If an expression fails for a row, any row with the token counts; if that of the token fails, nothing is returned. Reads the whole '
+    'table. Needs a session of the table''s owner. Raises 22023 and 42501, as check_rows does.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint
@@ -346,7 +347,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.queue_repairs(bigint, jsonb) IS
-    'Queues what repairs differences that check_rows or check_lost have returned, as of the beginning of the check: registrations, and logouts, which pass the '
+    'Queues the repairs of differences from check_rows or check_lost, as of the beginning of the check: registrations, and logouts, which pass the '
     'mass-failure guard. Returns how many. Raises 22023 and 22P02 for other JSON.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_check(source_id bigint, differences bigint, repaired bigint) RETURNS void
@@ -365,4 +366,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_check(bigint, bigint, bigint) IS
-    'Notes that a check has come to its end, how many differences it has found, and how many repairs it has queued. Raises 22023 and 42501, as running_check does.';
+    'Records that a check has ended, its differences, and the repairs that it queued. Raises 22023 and 42501, as check_rows does.';

@@ -27,8 +27,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_attachment(bigint) IS
-    'Internal, for detach: removes the note of an attachment. Raises 42501 unless the login is a member of the table''s owner, or of the role that attached '
-    'the table if it is gone; 22023 if the source is no attached table.';
+    'Internal, for detach: removes an attachment. Raises 42501 unless the login is a member of the table''s owner, or, if the table is gone, of the role '
+    'that attached it; 22023 if the source is no attached table.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.detach(name text) RETURNS void
 LANGUAGE plpgsql
@@ -76,9 +76,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.detach(text) IS
-    'Undoes attach: drops its triggers and functions, also those that a dump from another database has brought to the table, and forgets the attachment. What the '
-    'ledger knows stays, and what is queued is applied. name is that of the attachment or of its table. Run it as the owner of the table; it also works if the '
-    'table was dropped. Raises 22023 if there is no such attachment.';
+    'Undoes attach: drops its triggers and functions, also those that came with a dump of another database, and forgets the attachment. The ledger keeps '
+    'what it knows, and queued rows are applied. name: the attachment or its table. Run it as the owner of the table, also after the table was dropped. '
+    'Raises 22023 if there is no such attachment.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(this tokenkeeper.attached_table) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -133,7 +133,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_fault(tokenkeeper.attached_table) IS
-    'Why changes of an attached table do not arrive, in words; null if all is well. Reads the catalogs only.';
+    'Why changes of an attached table do not arrive; null if they do. Reads the catalogs only.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attachments()
 RETURNS TABLE (source_id bigint, name text, fault text, was text, failures bigint, failure text)
@@ -167,5 +167,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_attachments() IS
-    'Looks whether the changes of the attached tables arrive, and notes faults and failures in attached_table. Returns the attachments whose fault has '
-    'changed (was is the former one), or whose triggers could not queue changes since the last call (failures, and the last error).';
+    'Records in attached_table whether the changes of the attached tables arrive. Returns the attachments whose fault changed (was: the former one), or '
+    'whose triggers could not queue changes since the last call (failures, and the last error).';

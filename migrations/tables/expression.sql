@@ -16,14 +16,14 @@ AS $$
               JOIN pg_proc AS p ON p.oid = m[1]::oid AND p.provolatile = 'v') END
 $$;
 COMMENT ON FUNCTION tokenkeeper.expression_fault(text) IS
-    'Why a trigger cannot evaluate an expression, in words; null if it can. tree is the rule of a view that has the expression.';
+    'Internal: why a trigger cannot evaluate an expression; null if it can. tree is the rule of a view with the expression.';
 
 -- PostgreSQL prints IS DISTINCT FROM, NULLIF and CASE x WHEN without their operators. Read again, they must be the same.
 CREATE OR REPLACE FUNCTION tokenkeeper.operators_in(tree text) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN (SELECT string_agg(m[1], ' ' ORDER BY n) FROM regexp_matches(tree COLLATE "C", ':(?:opno|funcid|opnos) [(]?o? ?([0-9 ]+)', 'g') WITH ORDINALITY AS u (m, n));
-COMMENT ON FUNCTION tokenkeeper.operators_in(text) IS 'The operators and functions of the rule of a view, in their order.';
+COMMENT ON FUNCTION tokenkeeper.operators_in(text) IS 'Internal: the operators and functions of the rule of a view, in order.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.read_expression(
     attached regclass, expression text, OUT meant text, OUT sql text, OUT old_sql text, OUT type regtype, OUT collation_name text, OUT columns text[], OUT tree text,
@@ -97,9 +97,9 @@ EXCEPTION
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.read_expression(regclass, text) IS
-    'Reads an expression over the columns of a table, with the rights of its caller: as PostgreSQL prints it for rows called r and old_row, with all names '
-    'qualified; its type and collation; the columns that it uses; how PostgreSQL has parsed it. meant is the text, or the quoted name of the column that it is. '
-    'fault says what is wrong with it.';
+    'Internal: reads an expression over the columns of a table, with the rights of its caller: as PostgreSQL prints it for rows called r and old_row, with '
+    'qualified names; its type, collation and columns; and its parse tree. meant is the text, or the quoted name of the column; fault is what is wrong with '
+    'it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.base_type(type regtype) RETURNS regtype
 LANGUAGE sql STABLE
@@ -112,7 +112,7 @@ AS $$
     )
     SELECT b.oid::regtype FROM base AS b WHERE b.typtype <> 'd'
 $$;
-COMMENT ON FUNCTION tokenkeeper.base_type(regtype) IS 'The type itself, or of a domain what is below all domains.';
+COMMENT ON FUNCTION tokenkeeper.base_type(regtype) IS 'Internal: the type itself, or the type below all domains.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.as_fact(fact text, expression text, type regtype) RETURNS text
 LANGUAGE sql STABLE
@@ -132,7 +132,8 @@ AS $$
     FROM pg_type AS b WHERE b.oid = tokenkeeper.base_type(type)
 $$;
 COMMENT ON FUNCTION tokenkeeper.as_fact(text, text, regtype) IS
-    'An expression of a type as the SQL of a fact (token, topic, environment, registered_at, device_id, user_id, tags, filter, logged_out); null if it cannot be one.';
+    'Internal: an expression of a type as the SQL of a fact (token, topic, environment, registered_at, device_id, user_id, tags, filter, logged_out); null '
+    'if it cannot be one.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.type_fault(fact text, given text, type regtype) RETURNS text
 LANGUAGE sql STABLE
@@ -152,10 +153,11 @@ RETURN format('is of type %s, expected ', type) || CASE
     WHEN fact IN ('filter', 'logged_out') THEN format('boolean, such as $$%s IS NOT NULL$$', given)
     WHEN fact = 'tags' THEN 'text[], or a JSON array'
     ELSE 'one value' END;
-COMMENT ON FUNCTION tokenkeeper.type_fault(text, text, regtype) IS 'What is said about an expression whose type as_fact refuses. given is the text of the owner.';
+COMMENT ON FUNCTION tokenkeeper.type_fault(text, text, regtype) IS
+    'Internal: the message about an expression whose type as_fact refuses. given is the text of the owner.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tags_of(tags jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN CASE jsonb_typeof(tags) WHEN 'array' THEN ARRAY(SELECT jsonb_array_elements_text(tags)) END;
-COMMENT ON FUNCTION tokenkeeper.tags_of(jsonb) IS 'The elements of a JSON array as tags. Null for anything else.';
+COMMENT ON FUNCTION tokenkeeper.tags_of(jsonb) IS 'Internal: the elements of a JSON array as tags; null for anything else.';

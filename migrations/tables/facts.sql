@@ -58,8 +58,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.read_facts(regclass, jsonb) IS
-    'Reads the expressions that attach was given, with the rights of its caller: the SQL of each fact for rows called r and old_row (look_up: how a row is found '
-    'by its token), the columns that they use, and what is wrong with them.';
+    'Internal: reads the expressions given to attach, with the rights of its caller: the SQL of each fact for rows called r and old_row (look_up: how a row '
+    'is found by its token), their columns, and what is wrong with them.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.token_look_up(sql text, type regtype, collation_name text) RETURNS text
 LANGUAGE sql STABLE
@@ -79,7 +79,7 @@ AS $$
     WHERE b.oid = tokenkeeper.base_type(type)
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_look_up(text, regtype, text) IS
-    'The condition that a row spells its token like a text or in hex, for an index on the expression of the token; with %1$s in place of the text, and %2$s of the hex.';
+    'Internal: the condition that a row spells its token like a text (%1$s) or in hex (%2$s), for an index on the expression of the token.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fact_list(facts jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
@@ -93,32 +93,33 @@ RETURN concat_ws(', ',
     coalesce('coalesce(' || (facts ->> 'device_id') || ', '''') COLLATE "C"', 'NULL::text COLLATE "C"'),
     coalesce('coalesce(' || (facts ->> 'user_id') || ', '''') COLLATE "C"', 'NULL::text COLLATE "C"'),
     coalesce('coalesce(' || (facts ->> 'tags') || ', ''{}'') COLLATE "C"', 'NULL::text[] COLLATE "C"'));
-COMMENT ON FUNCTION tokenkeeper.fact_list(jsonb) IS 'The columns of a fact as SQL, from the SQL of each: environment, topic, token, registered_at, device, user, tags.';
+COMMENT ON FUNCTION tokenkeeper.fact_list(jsonb) IS
+    'Internal: the columns of a fact as SQL, from the SQL of each: environment, topic, token, registered_at, device, user, tags.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fact_test(facts jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN concat_ws(' AND ', (facts ->> 'token') || ' <> ''''', (facts ->> 'filter') || ' IS TRUE', (facts ->> 'logged_out') || ' IS NOT TRUE');
-COMMENT ON FUNCTION tokenkeeper.fact_test(jsonb) IS 'The condition that a row has facts, as SQL.';
+COMMENT ON FUNCTION tokenkeeper.fact_test(jsonb) IS 'Internal: the condition that a row has facts, as SQL.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.logged_out_test(facts jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN concat_ws(' AND ', (facts ->> 'token') || ' <> ''''', (facts ->> 'filter') || ' IS TRUE', coalesce((facts ->> 'logged_out') || ' IS TRUE', 'false'));
-COMMENT ON FUNCTION tokenkeeper.logged_out_test(jsonb) IS 'The condition that a row has a token and is logged out, as SQL.';
+COMMENT ON FUNCTION tokenkeeper.logged_out_test(jsonb) IS 'Internal: the condition that a row has a token and is logged out, as SQL.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.fact_columns() RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN 'environment, topic, token, registered_at, device_id, user_id, tags';
-COMMENT ON FUNCTION tokenkeeper.fact_columns() IS 'The names of the columns of a fact, in the order of fact_list.';
+COMMENT ON FUNCTION tokenkeeper.fact_columns() IS 'Internal: the names of the columns of a fact, in the order of fact_list.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.other_row(attached text, facts jsonb, spelled text, token text) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 RETURN format('SELECT %s FROM %s AS r WHERE %s AND %s', tokenkeeper.fact_list(facts), attached, format(facts ->> 'look_up', spelled, token), tokenkeeper.fact_test(facts));
 COMMENT ON FUNCTION tokenkeeper.other_row(text, jsonb, text, text) IS
-    'A query for the facts of the rows of an attached table that spell their token like a text or in hex, by the index on the token. Both are SQL.';
+    'Internal: a query for the facts of the rows of an attached table that spell their token like a text or in hex (both SQL), by the index on the token.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.key_columns(attached regclass) RETURNS text[]
 LANGUAGE sql STABLE
@@ -136,11 +137,11 @@ RETURN ARRAY(
     JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
     WHERE k.n <= i.indnkeyatts ORDER BY k.n);
 COMMENT ON FUNCTION tokenkeeper.key_columns(regclass) IS
-    'The columns of the primary key of a table, or of another unique key without nulls. Empty if it has none, or only with types of extensions.';
+    'Internal: the columns of the primary key of a table, or of another unique key without nulls. Empty if it has none, or only with types of extensions.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.key_text(keys text[]) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 RETURN CASE cardinality(keys) WHEN 0 THEN 'NULL::text' WHEN 1 THEN format('r.%I::text', keys[1])
     ELSE (SELECT 'jsonb_build_array(' || string_agg(format('r.%I::text', k), ', ' ORDER BY n) || ')::text' FROM unnest(keys) WITH ORDINALITY AS u (k, n)) END;
-COMMENT ON FUNCTION tokenkeeper.key_text(text[]) IS 'The key of a row that is called r as one text, as SQL: of several columns a JSON array.';
+COMMENT ON FUNCTION tokenkeeper.key_text(text[]) IS 'Internal: the key of a row called r as one text, as SQL; of several columns, a JSON array.';

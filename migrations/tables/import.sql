@@ -16,8 +16,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_import(text) IS
-    'Notes the beginning of an import, and returns its source_id, for registration.source_id. name is the file. Raises 22023 for a name that is null, empty '
-    'or longer than 4096 bytes.';
+    'Begins an import; name is the file. Returns its source_id, for registration.source_id. Raises 22023 for a name that is null, empty or over 4096 bytes.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.advance_source(
     source_id bigint, "position" text, queued bigint, refused bigint, finished boolean DEFAULT false) RETURNS void
@@ -45,5 +44,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) IS
-    'Notes how far an import has come, in the transaction that queues some of its rows. Raises 22023 for a source that is no import, that another login '
-    'has begun, or that was withdrawn, for counts that are null or negative, and for a position of more than 4096 bytes.';
+    'Records how far an import has come, in the transaction that queues its rows. Raises 22023 for a source that is no import of this login or was '
+    'withdrawn, for counts that are null or negative, and for a position over 4096 bytes.';

@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.compared_columns(row_name text, plan json
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 RETURN (SELECT format('ROW(%s)::pg_catalog.record', string_agg(format('%I.%I', row_name, c), ', ')) FROM jsonb_array_elements_text(plan -> 'columns') AS c);
-COMMENT ON FUNCTION tokenkeeper.compared_columns(text, jsonb) IS 'The columns of a row that the expressions of an attachment use, as SQL.';
+COMMENT ON FUNCTION tokenkeeper.compared_columns(text, jsonb) IS 'Internal: the columns of a row that the expressions of an attachment use, as SQL.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.update_body(changed text, plan jsonb, failure_note text) RETURNS text
 LANGUAGE sql STABLE
@@ -36,7 +36,8 @@ RETURN format($body$        IF %1$s OPERATOR(pg_catalog.*<>) %2$s THEN
         END;
 $body$, tokenkeeper.compared_columns('r', plan), tokenkeeper.compared_columns('old_row', plan), changed, failure_note);
 COMMENT ON FUNCTION tokenkeeper.update_body(text, jsonb, text) IS
-    'What the generated trigger function of an UPDATE does, for each row: if a column has changed that the expressions use, it calls the function changed.';
+    'Internal: what the generated trigger function of an UPDATE does for each row: calls the function changed if a column has changed that the expressions '
+    'use.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lost_rows(attached text, facts jsonb, key_text text, rows text, condition text) RETURNS text
 LANGUAGE sql STABLE
@@ -51,7 +52,8 @@ RETURN format($body$SELECT l.environment, l.topic, l.token, l.registered_at AS l
         tokenkeeper.fact_columns(), tokenkeeper.fact_list(facts), facts ->> 'token', key_text, rows, condition,
         tokenkeeper.other_row(attached, facts, 'l.spelled', 'l.token'));
 COMMENT ON FUNCTION tokenkeeper.lost_rows(text, jsonb, text, text, text) IS
-    'A query for the tokens of rows (as for insert_body, and a condition), each with the facts of another row of the table that has it; is_lost if there is none.';
+    'Internal: a query for the tokens of rows (as for insert_body, and a condition), each with the facts of another row of the table that has it; is_lost if '
+    'there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.insert_body(source text, attached regclass, plan jsonb, rows text) RETURNS text
 LANGUAGE sql STABLE
@@ -66,7 +68,8 @@ $body$, tokenkeeper.fact_columns(), tokenkeeper.fact_list(plan -> 'facts'), sour
         END IF;
 $body$, rows, tokenkeeper.logged_out_test(plan -> 'facts'), attached, source,
         tokenkeeper.lost_rows(attached::text, plan -> 'facts', plan ->> 'key_text', rows, tokenkeeper.logged_out_test(plan -> 'facts'))) ELSE '' END;
-COMMENT ON FUNCTION tokenkeeper.insert_body(text, regclass, jsonb, text) IS 'What the generated trigger function of an INSERT does. rows is a relation, as SQL, that is called r, or anything if r is the variable.';
+COMMENT ON FUNCTION tokenkeeper.insert_body(text, regclass, jsonb, text) IS
+    'Internal: what the generated trigger function of an INSERT does. rows is a relation r, as SQL, or anything if r is the variable.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.change_function(source text, attached regclass, plan jsonb) RETURNS text
 LANGUAGE sql STABLE
@@ -119,7 +122,7 @@ $body$, tokenkeeper.fact_test(plan -> 'old_facts'), tokenkeeper.fact_list(plan -
     tokenkeeper.other_row(attached::text, plan -> 'facts', format('(%s)', plan -> 'old_facts' ->> 'token'), 'was.token'),
     tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing'));
 COMMENT ON FUNCTION tokenkeeper.change_function(text, regclass, jsonb) IS
-    'The body of the generated function that queues what an UPDATE of a row says, with the parameters old_row, r, only_new (only r can be read) and tg_relid.';
+    'Internal: the body of the generated function that queues an UPDATE of a row. Its parameters are old_row, r, only_new (only r can be read) and tg_relid.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delete_body(source text, attached regclass, plan jsonb, rows text) RETURNS text
 LANGUAGE sql STABLE
@@ -130,7 +133,7 @@ RETURN format($body$        PERFORM tokenkeeper.check_attached_name(%1$L, TG_REL
         FROM (%3$s) AS w;
 $body$, attached, source,
         tokenkeeper.lost_rows(attached::text, plan -> 'facts', plan ->> 'key_text', rows, tokenkeeper.fact_test(plan -> 'facts')));
-COMMENT ON FUNCTION tokenkeeper.delete_body(text, regclass, jsonb, text) IS 'What the generated trigger function of a DELETE does. rows is a relation, as SQL, that is called r, or anything if r is the variable.';
+COMMENT ON FUNCTION tokenkeeper.delete_body(text, regclass, jsonb, text) IS 'Internal: as insert_body, for a DELETE.';
 
 -- If even the failure cannot be noted, the server's log has it. No message: it may quote a row.
 CREATE OR REPLACE FUNCTION tokenkeeper.failure_note(source text, attached regclass) RETURNS text
@@ -142,7 +145,7 @@ RETURN format($body$        BEGIN
             RAISE LOG 'tokenkeeper: a change of %% was not queued, and this could not be noted: %% %%', %2$L, failed_state, failed_constraint;
         END;
 $body$, source, attached);
-COMMENT ON FUNCTION tokenkeeper.failure_note(text, regclass) IS 'The part of a generated trigger function that notes a failure.';
+COMMENT ON FUNCTION tokenkeeper.failure_note(text, regclass) IS 'Internal: the part of a generated trigger function that records a failure.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.trigger_function(kind text, source text, attached regclass, plan jsonb, each_row boolean, changed text) RETURNS text
 LANGUAGE sql STABLE
@@ -177,7 +180,8 @@ $body$, CASE WHEN kind = 'update' THEN tokenkeeper.update_body(changed, plan, to
 $body$, CASE kind WHEN 'delete' THEN tokenkeeper.delete_body(source, attached, plan, '(SELECT) AS nothing')
                   ELSE tokenkeeper.insert_body(source, attached, plan, '(SELECT) AS nothing') END, tokenkeeper.failure_note(source, attached)) END) END);
 COMMENT ON FUNCTION tokenkeeper.trigger_function(text, text, regclass, jsonb, boolean, text) IS
-    'The body of a generated trigger function: insert, update or delete. each_row is false if it reads a transition table. changed is the function of change_function.';
+    'Internal: the body of a generated trigger function: insert, update or delete. each_row is false if it reads a transition table. changed is the function '
+    'of change_function.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_statements(attached regclass, source text, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -220,4 +224,5 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS 'What attach executes: the generated functions and triggers. Raises 22004 without a table.';
+COMMENT ON FUNCTION tokenkeeper.attachment_statements(regclass, text, jsonb) IS
+    'Internal: what attach executes: the generated functions and triggers. Raises 22004 without a table.';

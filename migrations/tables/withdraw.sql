@@ -27,7 +27,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdrawable_source(bigint) IS
-    'The source that withdraw is to undo. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table or a repair.';
+    'The source that withdraw undoes. Raises 22023 if it does not exist, belongs to another login (unless an operator asks), or is an attached table or a '
+    'repair.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.reason_to_keep(source tokenkeeper.registration_source, of_topic integer, key bytea) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -91,7 +92,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reason_to_keep(tokenkeeper.registration_source, integer, bytea) IS
-    'Why withdraw leaves a token of this source alone, in words; null if nothing has touched it since the source made it.';
+    'Why withdraw keeps a token of this source; null if nothing has touched it since the source made it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.made_by(source_id bigint)
 RETURNS TABLE (environment text, topic text, token text, device_id text, kept_because text)
@@ -111,9 +112,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
-    'The tokens that a backfill or an import has made or changed and that are still in the ledger. kept_because is null for those that '
-    'withdraw would remove; otherwise it says why withdraw leaves the token alone. It takes some seconds for 100,000 tokens. For the login that began the '
-    'source, and operators. Raises 22023 for a source that does not exist or of another login, 25001 if the isolation level is not read committed.';
+    'The tokens that a backfill or an import made or changed and that are still in the ledger. kept_because: why withdraw keeps the token; null if it would '
+    'remove it. Takes some seconds for 100,000 tokens. For the login that began the source, and operators. Raises 22023 for an unknown source or that of '
+    'another login; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.registration_source, of_topic integer[], token_keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -170,8 +171,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw_tokens(tokenkeeper.registration_source, integer[], bytea[]) IS
-    'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and settles their devices. '
-    'Leaves those that an application has locked. Returns how many it removed.';
+    'A step of withdraw: removes those of these tokens, given in order, that nothing has touched, and compares their devices. Skips those that an '
+    'application has locked. Returns how many it removed.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw(
     source_id bigint, dry_run boolean DEFAULT false, after bigint DEFAULT 0, max_events integer DEFAULT NULL,
@@ -240,9 +241,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
-    'Undoes a backfill or an import, such as one under the wrong topic: removes the tokens that it made and that nothing has touched since, '
-    'its held logouts and its rejected registrations, and ends it, so that it cannot continue. made_by lists the rest. Returns how '
-    'many tokens it has removed (dry_run: would remove) and kept, and in reached where the next call continues if max_events limits this one: null at the '
-    'end. While registrations of the source are still queued, it removes nothing and returns '
-    'how many (10000 for more): call it again once a daemon has drained them. For the login that began the source, and operators. Raises 22023 for an '
-    'unknown source, for max_events below 1, and if after is null, 25001 if the isolation level is not read committed.';
+    'Undoes a backfill or an import: ends it, and removes its held logouts, its rejected registrations, and the tokens that it made and that nothing has '
+    'touched since; made_by lists the others. Returns how many tokens it removed (withdrawn; with dry_run, would remove) and kept. While registrations of '
+    'the source are queued, it removes nothing and returns their number (queued; 10000 for more): call it again once a daemon has drained them. With '
+    'max_events, pass reached as after to the next call, until it is null. For the login that began the source, and operators. Raises 22023 for an unknown '
+    'source, max_events below 1, or a null after; 25001 unless READ COMMITTED.';

@@ -23,11 +23,9 @@ CREATE TABLE tokenkeeper.migration (
     applied_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_by    text NOT NULL DEFAULT session_user
 );
-COMMENT ON TABLE tokenkeeper.migration IS
-    'The versions applied to this schema by `tokenkeeperd migrate`, forward only.';
-COMMENT ON COLUMN tokenkeeper.migration.checksum IS 'SHA-256 of the file, in hex. A file that was edited later is refused.';
-COMMENT ON COLUMN tokenkeeper.migration.oldest_daemon IS
-    'The oldest tokenkeeperd that works with the schema after this version. Older ones refuse to run.';
+COMMENT ON TABLE tokenkeeper.migration IS 'The versions that `tokenkeeperd migrate` has applied.';
+COMMENT ON COLUMN tokenkeeper.migration.checksum IS 'SHA-256 of the file, in hex. An edited file is refused.';
+COMMENT ON COLUMN tokenkeeper.migration.oldest_daemon IS 'The oldest tokenkeeperd that works with this version; older ones refuse to run.';
 
 CREATE TABLE tokenkeeper.repeatable (
     name       text COLLATE "C" PRIMARY KEY,
@@ -36,11 +34,10 @@ CREATE TABLE tokenkeeper.repeatable (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_by text NOT NULL DEFAULT session_user
 );
-COMMENT ON TABLE tokenkeeper.repeatable IS
-    'The files that migrations/load-order lists, and grants.sql, as they were last applied. All functions and views are applied together.';
+COMMENT ON TABLE tokenkeeper.repeatable IS 'The files of functions, views and grants as last applied, always all together.';
 COMMENT ON COLUMN tokenkeeper.repeatable.name IS 'The file without its extension, such as core/register.';
-COMMENT ON COLUMN tokenkeeper.repeatable.checksum IS 'SHA-256 of the file, in hex. If one differs, all are applied again.';
-COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that applied it. An older one never applies its own.';
+COMMENT ON COLUMN tokenkeeper.repeatable.checksum IS 'SHA-256 of the file, in hex. If one differs, all files are applied again.';
+COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that applied it. An older one never applies its own files.';
 
 -- Topics -----------------------------------------------------------------------------------------------------------
 
@@ -66,10 +63,10 @@ CREATE TABLE tokenkeeper.topic (
     UNIQUE (topic, environment)
 );
 COMMENT ON TABLE tokenkeeper.topic IS
-    'Each (environment, topic) that was seen, with the policy for it (see the view topic_policy). Its number saves 40 bytes per token in the ledger. '
-    'The sweep deletes a topic once nothing refers to it (see reap_topics), so use a topic_id in the transaction that reads it.';
-COMMENT ON COLUMN tokenkeeper.topic.topic IS 'The apns-topic header as it was sent, such as com.example.app.voip.';
-COMMENT ON COLUMN tokenkeeper.topic.moved_to IS 'The database, by its name in the map, that has this topic now. Null: it is here. See core/move.';
+    'Each (environment, topic) that was seen. For its policy, see the view topic_policy. The sweep deletes a topic once nothing refers to it, so use a '
+    'topic_id only in the transaction that reads it.';
+COMMENT ON COLUMN tokenkeeper.topic.topic IS 'The apns-topic header as sent.';
+COMMENT ON COLUMN tokenkeeper.topic.moved_to IS 'The database that has the topic now, by its name in the map; null: this one.';
 
 -- The log of operations --------------------------------------------------------------------------------------------
 
@@ -88,14 +85,13 @@ CREATE TABLE tokenkeeper.operation (
     device_id    text COLLATE "C"
 );
 COMMENT ON TABLE tokenkeeper.operation IS
-    'What operators and the mass-failure guard did, one row each; and one row per topic and day for devices that have 8 tokens or more. '
-    'It explains what the history of a single token does not.';
-COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens, results or requests were affected.';
-COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role. For the guard, the role of the daemon.';
+    'What operators and the mass-failure guard did, one row each. Also one row per topic and day for devices with 8 tokens or more.';
+COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens, results or requests it affected.';
+COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role; for the guard, the daemon''s role.';
 COMMENT ON COLUMN tokenkeeper.operation.device_id IS 'The device of device_crowded.';
 
 CREATE INDEX operation_device_id ON tokenkeeper.operation (device_id) WHERE device_id IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.operation_device_id IS 'For forget_device.';
 
 CREATE INDEX operation_device_crowded ON tokenkeeper.operation (at) WHERE operation = 'device_crowded';
-COMMENT ON INDEX tokenkeeper.operation_device_crowded IS 'For the warning of status, and so that one device a topic and day is noted.';
+COMMENT ON INDEX tokenkeeper.operation_device_crowded IS 'For the warning of status, and for the limit of one device per topic and day.';

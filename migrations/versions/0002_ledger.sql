@@ -20,7 +20,7 @@ RETURN CASE
     THEN decode(token, 'hex')
 END;
 COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
-    'The key of a device token: the bytes of its hex text, in upper or lower case. Null unless the text is 1 to 512 bytes in hex.';
+    'The key of a device token: the bytes of its hex text, in either case. Null unless the text is 1 to 512 bytes in hex.';
 
 -- Versioned, because an index calls it. In plpgsql, so that it is never inlined: the planner inlines a function only for roles that may execute it,
 -- and it keeps the index's expression for the session, so a query by another role in the same session would not match the index.
@@ -33,8 +33,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
-    'A token''s tags for the operator @@ with tag_query: each tag is one lexeme as it is, without stemming. Null gives the empty vector, so that !muted is true '
-    'for a token without tags.';
+    'A token''s tags for the operator @@ with tag_query: each tag is one unchanged lexeme. Null gives the empty vector, so !muted matches a token without '
+    'tags.';
 
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',
@@ -65,34 +65,31 @@ CREATE TABLE tokenkeeper.ledger (
 -- no index (a HOT update).
 WITH (fillfactor = 90);
 COMMENT ON TABLE tokenkeeper.ledger IS
-    'One row per (topic, token). The functions of this schema write it and the sweep prunes it; never change it by hand. To look at it, use the view token. '
-    'It has no foreign key to topic, which would lock one hot row per registration; reap_topics keeps each topic that has a row here.';
-COMMENT ON COLUMN tokenkeeper.ledger.registered_at IS
-    'The latest registration; -infinity if the token was never registered, because null would slip through comparisons.';
-COMMENT ON COLUMN tokenkeeper.ledger.stale_at IS 'The latest 410 with a reason and a timestamp: the timestamp that APNs gave.';
-COMMENT ON COLUMN tokenkeeper.ledger.suspect_at IS
-    'The latest BadDeviceToken, DeviceTokenNotForTopic or malformed 410 that counts: when that request was sent.';
+    'One row per (topic, token). Never change it by hand; to read it, use the view token. It has no foreign key to topic, which would lock one hot row per '
+    'registration: reap_topics keeps each topic that has a row here.';
+COMMENT ON COLUMN tokenkeeper.ledger.registered_at IS 'The latest registration; -infinity if there was none, because null would slip through comparisons.';
+COMMENT ON COLUMN tokenkeeper.ledger.stale_at IS 'APNs'' timestamp of the latest 410 with a reason and a timestamp.';
+COMMENT ON COLUMN tokenkeeper.ledger.suspect_at IS 'When the request of the latest suspect that counts was sent, such as one with BadDeviceToken.';
 COMMENT ON COLUMN tokenkeeper.ledger.unregistered_by_app_at IS 'The latest logout.';
 COMMENT ON COLUMN tokenkeeper.ledger.returned_at IS
-    'When a logout was taken back last: a flag is on again, or a row is there again. It revives no 410 and supersedes nobody.';
-COMMENT ON COLUMN tokenkeeper.ledger.logged_out_at IS 'The latest logout that was not taken back. It suppresses only if it is not earlier than registered_at.';
+    'When a logout was last taken back: a flag is on again, or a row is there again. It revives no 410 and supersedes nobody.';
+COMMENT ON COLUMN tokenkeeper.ledger.logged_out_at IS 'The latest logout that was not taken back. It suppresses if it is not earlier than registered_at.';
 COMMENT ON COLUMN tokenkeeper.ledger.superseded_at IS
-    'Set when another token of the device has a later registered_at; deleting that token changes nothing. The value is the token''s own registered_at: the earliest instant that suppresses, so '
-    'any other cause takes precedence.';
+    'Set when another token of the device has a later registered_at; deleting that token changes nothing. The value is the token''s own registered_at, the '
+    'earliest instant that suppresses, so any other cause takes precedence.';
 COMMENT ON COLUMN tokenkeeper.ledger.unresolved IS
-    'True if the device may have a second current token: this one was reported and not compared yet, or another one has the same registered_at. The next '
-    'registration of this token compares the device''s tokens; see resolve_devices.';
+    'True if the device may have a second current token: this one is not compared yet, or another one has the same registered_at. The next registration of '
+    'this token compares them: see resolve_devices.';
 COMMENT ON COLUMN tokenkeeper.ledger.of_constant IS
-    'True if the device_id was found to be a constant while it had this token: it had more than 20. It supersedes none of its tokens.';
-COMMENT ON COLUMN tokenkeeper.ledger.suppressed IS
-    'The one rule, computed by the database: true if an instant of suppression is not earlier than the registration.';
-COMMENT ON COLUMN tokenkeeper.ledger.token_key IS 'The bytes of the device token; see token_key(text).';
+    'True if the device_id was found to be a constant, with more than 20 tokens, while it had this one. It supersedes none of them.';
+COMMENT ON COLUMN tokenkeeper.ledger.suppressed IS 'The one rule: true if an instant of suppression is not earlier than the registration.';
+COMMENT ON COLUMN tokenkeeper.ledger.token_key IS 'The bytes of the device token: see token_key(text).';
 COMMENT ON COLUMN tokenkeeper.ledger.stale_reason IS 'The reason of the 410 at stale_at; on a tie, the greatest text.';
-COMMENT ON COLUMN tokenkeeper.ledger.suspect_reason IS 'The reason of the result at suspect_at; on a tie, the greatest text.';
-COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'The instant of device_id: of the latest report that named a device, or cleared it.';
-COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'The instant of user_id: of the latest report that named a user, or cleared it.';
-COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS 'The instant of tags. The report may have named another token of the device.';
-COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'The tags; null if none were ever reported.';
+COMMENT ON COLUMN tokenkeeper.ledger.suspect_reason IS 'As stale_reason, for suspect_at.';
+COMMENT ON COLUMN tokenkeeper.ledger.device_at IS 'When device_id was last named or cleared.';
+COMMENT ON COLUMN tokenkeeper.ledger.user_at IS 'When user_id was last named or cleared.';
+COMMENT ON COLUMN tokenkeeper.ledger.tags_at IS 'The instant of tags, which may have been reported for another token of the device.';
+COMMENT ON COLUMN tokenkeeper.ledger.tags IS 'Null if none were ever reported.';
 
 -- topic_id is an expression here, and the functions compare topic_id + 0. Otherwise a plan made for a small ledger would use the topic
 -- part of the primary key, and would read the whole topic after the ledger has grown.
@@ -106,13 +103,12 @@ COMMENT ON INDEX tokenkeeper.ledger_user IS 'The tokens of a user, in one topic 
 -- pending entries. Tokens without tags are left out: each would be an entry of the same list of empty vectors.
 CREATE INDEX ledger_tags ON tokenkeeper.ledger USING gin (tokenkeeper.tag_vector(tags)) WITH (fastupdate = off) WHERE tags <> '{}';
 COMMENT ON INDEX tokenkeeper.ledger_tags IS
-    'The tokens that an expression of tags matches. Query it with tag_vector(tags) @@ tag_query(...) AND tags <> ''{}''. The latter is right only if the '
+    'The tokens that a tag expression matches. Query it with tag_vector(tags) @@ tag_query(...) AND tags <> ''{}''. The latter is right only if the '
     'expression does not match a token without tags: NOT tag_vector(NULL) @@ tag_query(...).';
 
 -- PostgreSQL makes statistics of a partial index, and does not use them: it would take each tag for one that five in a thousand tokens have.
 CREATE STATISTICS tokenkeeper.ledger_tag_vector ON (tokenkeeper.tag_vector(tags)) FROM tokenkeeper.ledger;
-COMMENT ON STATISTICS tokenkeeper.ledger_tag_vector IS
-    'How many tokens have which tag. So a campaign knows how many it expects, and finds few of many by the index ledger_tags.';
+COMMENT ON STATISTICS tokenkeeper.ledger_tag_vector IS 'How many tokens have which tag: for the expected size of a campaign, and for the use of ledger_tags.';
 
 -- Derived ----------------------------------------------------------------------------------------------------------
 
@@ -123,12 +119,11 @@ CREATE TABLE tokenkeeper.suppression (
     PRIMARY KEY (topic_id, token_key)
 );
 COMMENT ON TABLE tokenkeeper.suppression IS
-    'The suppressed tokens: one row if and only if ledger.suppressed is true. Functions that change ledger.suppressed insert or delete it; a trigger deletes it '
-    'with the token. The gate looks tokens up here, and the sweep finds those that are due. As indexes of the ledger, the same would cost each 410 and each '
-    'revival an entry in every index of the ledger.';
+    'One row per token for which ledger.suppressed is true. The functions that change ledger.suppressed write it; a trigger deletes the row with the token. '
+    'The gate finds tokens here, and the sweep those that are due.';
 COMMENT ON COLUMN tokenkeeper.suppression.since IS
-    'When the ledger learned that the token is suppressed (server clock). The retention starts here, because the timestamp of a 410 may be older than the '
-    'retention when the 410 arrives.';
+    'When the ledger learned of the suppression (server clock). The retention starts here: the timestamp of a 410 may be older than the retention when it '
+    'arrives.';
 
 -- As ledger_device: no look-up by the key must find this index suitable.
 CREATE INDEX suppression_since ON tokenkeeper.suppression ((topic_id + 0), since);
@@ -141,10 +136,9 @@ CREATE TABLE tokenkeeper.token_count (
     state      text COLLATE "C" NOT NULL
 );
 COMMENT ON TABLE tokenkeeper.token_count IS
-    'How many tokens are in each state, exactly: the sum of the rows. Each transaction that changes the state of tokens adds what it changes, and a daemon adds '
-    'up equal rows every few seconds.';
-COMMENT ON COLUMN tokenkeeper.token_count.tokens IS 'How many tokens more, or fewer.';
-COMMENT ON COLUMN tokenkeeper.token_count.registered IS 'Whether they were ever registered. Others are known by results, or by a logout.';
+    'How many tokens are in each state, exactly: the sum of the rows. Each transaction adds its changes, and a daemon adds up equal rows every few seconds.';
+COMMENT ON COLUMN tokenkeeper.token_count.tokens IS 'A change: how many tokens more, or fewer.';
+COMMENT ON COLUMN tokenkeeper.token_count.registered IS 'False: known only by results or a logout.';
 COMMENT ON COLUMN tokenkeeper.token_count.state IS 'As in the view token.';
 
 -- A publication for all tables needs one. Rows are deleted when equal ones are added up.
@@ -175,9 +169,9 @@ CREATE TYPE tokenkeeper.token_report AS (
 );
 COMMENT ON TYPE tokenkeeper.token_report IS
     'What a registration, a logout or a result says about one token: facts, each with its instant. n is its position in a batch; one_token is '
-    'has_one_token_per_device of the topic. A device_id or user_id that is null says nothing, an empty one clears. If cause is not null (stale, suspect or '
-    'unregistered_by_app), it says that the token is invalid since invalidated_at, and was received at received_at; a logout with a user_id counts only if the '
-    'token is not another user''s by then.';
+    'has_one_token_per_device of the topic. A null device_id or user_id says nothing, an empty one clears. cause (stale, suspect, unregistered_by_app or '
+    'null): the token is invalid since invalidated_at, received at received_at; a logout with a user_id counts only if the token is not another user''s by '
+    'then.';
 
 CREATE TYPE tokenkeeper.device_check AS (
     topic_id  integer,
@@ -186,8 +180,8 @@ CREATE TYPE tokenkeeper.device_check AS (
     is_new    boolean
 );
 COMMENT ON TYPE tokenkeeper.device_check IS
-    'A device whose tokens must be compared. token_key is the reported token; null if that token has left the device. '
-    'is_new: the token is new to the device, so nothing is to be done if it is the only one.';
+    'A device whose tokens must be compared. token_key is the reported token; null if it has left the device. is_new: the token is new to the device, so '
+    'nothing is to be done if it is the only one.';
 
 CREATE TYPE tokenkeeper.new_registration AS (
     token         text,
@@ -200,8 +194,8 @@ CREATE TYPE tokenkeeper.new_registration AS (
     unregistered  boolean
 );
 COMMENT ON TYPE tokenkeeper.new_registration IS
-    'An element of the array for register, with the arguments of register in their order: null means the default. If unregistered is true, it is a logout, '
-    'with the arguments of unregister.';
+    'An element of the array for register: its arguments in their order; null means the default. If unregistered is true, it is a logout, with the arguments '
+    'of unregister.';
 
 -- A column of such a type in a table of somebody else would keep us from changing it.
 REVOKE USAGE ON TYPE tokenkeeper.ledger, tokenkeeper.token_report, tokenkeeper.device_check, tokenkeeper.new_registration FROM PUBLIC;

@@ -4,7 +4,7 @@
 
 CREATE SEQUENCE tokenkeeper.event_id;
 COMMENT ON SEQUENCE tokenkeeper.event_id IS
-    'Numbers token_event. A later number can commit before an earlier one: to follow the history, use transaction_id, not the number alone.';
+    'Numbers token_event. A later number can commit before an earlier one: to follow the history, use transaction_id.';
 
 CREATE TABLE tokenkeeper.token_event_log (
     at                 timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -24,8 +24,7 @@ CREATE TABLE tokenkeeper.token_event_log (
     user_id            text COLLATE "C",
     source_id          bigint
 ) PARTITION BY RANGE (at);
-COMMENT ON TABLE tokenkeeper.token_event_log IS
-    'The table behind the view token_event, one partition per month. A month is forgotten by dropping its partition.';
+COMMENT ON TABLE tokenkeeper.token_event_log IS 'The table behind the view token_event, one partition per month. Old months are dropped.';
 
 CREATE INDEX token_event_log_token_key ON tokenkeeper.token_event_log (token_key);
 
@@ -39,5 +38,4 @@ COMMENT ON INDEX tokenkeeper.token_event_log_source_id IS 'For withdraw: what a 
 CREATE TABLE tokenkeeper.token_event_log_other PARTITION OF tokenkeeper.token_event_log DEFAULT;
 -- Without an identity, a publication FOR ALL TABLES would forbid the sweep's DELETE and UPDATE.
 ALTER TABLE tokenkeeper.token_event_log_other REPLICA IDENTITY FULL;
-COMMENT ON TABLE tokenkeeper.token_event_log_other IS
-    'Events of months that have no partition, so that a registration never fails for lack of one.';
+COMMENT ON TABLE tokenkeeper.token_event_log_other IS 'Events of months without a partition, so that no registration fails for lack of one.';

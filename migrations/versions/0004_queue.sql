@@ -22,33 +22,31 @@ CREATE TABLE tokenkeeper.send_result (
     released         boolean
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.send_result IS
-    'The queue: one row per response of APNs, by INSERT or COPY. Required: topic, token, status. Null means the default. '
-    'All columns but sent_at take any text, and nothing is required when a row is inserted: a result that cannot be understood goes to rejected_result later, '
-    'with the error. Only a sent_at that is no instant, and text that is not valid in the encoding, fails the statement, as in any table.';
-COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production (the default) or sandbox.';
+    'The queue of results: one row per response of APNs, by INSERT or COPY. Required: topic, token, status. Null means the default. A result that cannot be '
+    'understood fails no statement: it goes to rejected_result later, with the error. Only a sent_at that is no timestamp, and text invalid in the encoding, '
+    'fail the statement.';
+COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
-COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in upper or lower case.';
-COMMENT ON COLUMN tokenkeeper.send_result.status IS
-    'The HTTP status of the response, as text or as a number. 200s may be queued too: they are counted.';
-COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim, or null.';
+COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in either case.';
+COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status of the response. 200s are counted.';
+COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim; or null.';
 COMMENT ON COLUMN tokenkeeper.send_result.apns_id IS 'The apns-id header of the response, or null.';
-COMMENT ON COLUMN tokenkeeper.send_result.sent_at IS
-    'When the request was started. If null, five minutes before queued_at is assumed.';
+COMMENT ON COLUMN tokenkeeper.send_result.sent_at IS 'When the request was started; null: five minutes before queued_at.';
 COMMENT ON COLUMN tokenkeeper.send_result.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released results keep it.';
 COMMENT ON COLUMN tokenkeeper.send_result.partition_number IS
     'Internal: the partition. The clock chooses 0 to 7; 8 is send_result_retry, 9 is send_result_backlog.';
-COMMENT ON COLUMN tokenkeeper.send_result.attempts IS 'Internal: how often it was rejected and requeued before; null for never.';
-COMMENT ON COLUMN tokenkeeper.send_result.released IS 'Internal: true if an operator has released it, so that the guard does not hold it again.';
+COMMENT ON COLUMN tokenkeeper.send_result.attempts IS 'Internal: how often it was rejected and requeued; null for never.';
+COMMENT ON COLUMN tokenkeeper.send_result.released IS 'Internal: true if an operator released it, so that the guard does not hold it again.';
 
 CREATE TABLE tokenkeeper.send_result_retry PARTITION OF tokenkeeper.send_result FOR VALUES IN (8);
 COMMENT ON TABLE tokenkeeper.send_result_retry IS
-    'Results that are tried again or taken separately: an application had locked their token, their batch had failed, they are large, their topic''s '
-    'guard was busy, or an operator has released them.';
+    'Results that are tried again or taken separately: their token was locked, their batch failed, they are large, their topic''s guard was busy, or an '
+    'operator released them.';
 
 CREATE TABLE tokenkeeper.send_result_backlog PARTITION OF tokenkeeper.send_result FOR VALUES IN (9);
 COMMENT ON TABLE tokenkeeper.send_result_backlog IS
-    'Results that a daemon has taken out of sealed partitions and not recorded yet. The 200s are not among them: they were counted on the way.';
+    'Results that a daemon took out of sealed partitions and did not record yet, without the 200s, which are counted already.';
 
 DO $$
 DECLARE
@@ -84,15 +82,13 @@ CREATE TABLE tokenkeeper.rejected_result (
     attempts    smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_result IS
-    'Results that could not be understood, or that the database refused, complete as they were queued; of one of more than 16 MiB, the first 1024 '
-    'characters of each text. The sweep deletes them after '
-    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted: see result_stat, reason (rejected, not kept).';
+    'Results that could not be understood, or that the database refused, as they were queued; of one over 16 MiB, the first 1024 characters of each text. '
+    'Kept for sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted, in result_stat as (rejected, not kept).';
 COMMENT ON COLUMN tokenkeeper.rejected_result.error IS 'What was found and what was expected.';
-COMMENT ON COLUMN tokenkeeper.rejected_result.attempts IS 'How often it was requeued before; null for never.';
+COMMENT ON COLUMN tokenkeeper.rejected_result.attempts IS 'How often it was requeued; null for never.';
 
 CREATE INDEX rejected_result_rejected_at ON tokenkeeper.rejected_result (rejected_at) WHERE attempts IS NULL;
-COMMENT ON INDEX tokenkeeper.rejected_result_rejected_at IS
-    'What the last hour added, for drain.rejected_per_hour. Results that an operator has requeued do not count.';
+COMMENT ON INDEX tokenkeeper.rejected_result_rejected_at IS 'What the last hour added, for drain.rejected_per_hour. Requeued results do not count.';
 
 CREATE TABLE tokenkeeper.result_count (
     hour        timestamptz NOT NULL,
@@ -104,8 +100,7 @@ CREATE TABLE tokenkeeper.result_count (
 );
 ALTER TABLE tokenkeeper.result_count REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.result_count IS
-    'The table behind the view result_stat. Each batch appends its counts, because a row updated in place would serialize the daemons. '
-    'The sweep adds them up.';
+    'The table behind the view result_stat. Batches append their counts, because updates of one row would serialize the daemons. The sweep adds them up.';
 
 CREATE INDEX result_count_hour ON tokenkeeper.result_count (hour);
 COMMENT ON INDEX tokenkeeper.result_count_hour IS 'For the warnings of status, which read one day of thirteen months.';

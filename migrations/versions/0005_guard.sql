@@ -21,15 +21,13 @@ CREATE TABLE tokenkeeper.receipt (
 -- Without an identity, a publication FOR ALL TABLES would forbid the DELETE.
 ALTER TABLE tokenkeeper.receipt REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.receipt IS
-    'Each report that counts and says that a token is invalid, so that reinstate finds the greatest of those that remain. Kept while the token is suppressed, '
-    'and for the retention of suppressed tokens. Of a token with more than 50, the first 20 and the last 20 of each cause are kept, the greatest, and those that are counted.';
-COMMENT ON COLUMN tokenkeeper.receipt.received_at IS
-    'When it was queued, or unregister was called. The undo goes by this instant and never by invalidated_at: if APNs repeats the same 410 later, it counts.';
+    'Each report that counts and says that a token is invalid, for reinstate. Kept while the token is suppressed, and for the retention of suppressed '
+    'tokens. Of a token with more than 50, the greatest, the first 20 and the last 20 of each cause, and the counted ones are kept.';
+COMMENT ON COLUMN tokenkeeper.receipt.received_at IS 'When it was queued, or unregister was called. An undo goes by this instant, never by invalidated_at.';
 COMMENT ON COLUMN tokenkeeper.receipt.invalidated_at IS
-    'The instant in the ledger: of a 410, the timestamp that APNs gave; of a suspect, when the request was sent; of a logout, when it happened.';
-COMMENT ON COLUMN tokenkeeper.receipt.source_id IS 'The registration_source of a logout. No undo touches a logout without one: the application itself has reported it.';
-COMMENT ON COLUMN tokenkeeper.receipt.counted IS
-    'Whether suppression_count counts it: it suppressed a token that could be sent to, for the first time within a day.';
+    'The instant in the ledger: of a 410, APNs'' timestamp; of a suspect, when the request was sent; of a logout, when it happened.';
+COMMENT ON COLUMN tokenkeeper.receipt.source_id IS 'The registration_source of a logout. No undo touches a logout without one: the application reported it.';
+COMMENT ON COLUMN tokenkeeper.receipt.counted IS 'True if suppression_count counts it: it suppressed a sendable token, for the first time within a day.';
 COMMENT ON COLUMN tokenkeeper.receipt.cause IS 'suspect, stale (a 410) or unregistered_by_app (a logout).';
 COMMENT ON COLUMN tokenkeeper.receipt.reason IS 'The reason that APNs gave; null for a logout.';
 
@@ -49,11 +47,11 @@ CREATE TABLE tokenkeeper.suppression_count (
 );
 ALTER TABLE tokenkeeper.suppression_count REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.suppression_count IS
-    'How many tokens each cause has newly suppressed, by the hour in which it was received; each token once per day. Each batch appends its counts, because a '
-    'row updated in place would serialize the daemons; an undo appends negative ones. The daemons add them up.';
+    'How many tokens each cause newly suppressed, by the hour of receipt; each token once per day. Batches append their counts, an undo appends negative '
+    'ones, and the daemons add them up.';
 COMMENT ON COLUMN tokenkeeper.suppression_count.cause IS 'As in receipt.';
 COMMENT ON COLUMN tokenkeeper.suppression_count.pruned IS
-    'How many tokens that the cause suppressed, with a last receipt of this hour, have been pruned since: reinstate cannot restore them.';
+    'How many tokens that the cause suppressed, with a last receipt of this hour, were pruned since: reinstate cannot restore them.';
 
 CREATE INDEX suppression_count_hour ON tokenkeeper.suppression_count (hour, topic_id);
 
@@ -72,14 +70,14 @@ CREATE TABLE tokenkeeper.tripped_guard (
     PRIMARY KEY (topic_id, cause)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.tripped_guard IS
-    'The guards that have tripped and hold what follows. A daemon deletes a row when its cause has suppressed, or would have, at most half of max_tokens '
+    'The guards that have tripped and hold what follows. A daemon deletes a row when its cause suppresses, or would suppress, at most half of max_tokens '
     'within a day.';
 COMMENT ON COLUMN tokenkeeper.tripped_guard.held_at IS
-    'When it last held something. The daemons check a guard that has held nothing for ten minutes. Null asks them to check at once.';
+    'When it last held something. The daemons check a guard that has held nothing for ten minutes; null asks them to check at once.';
 COMMENT ON COLUMN tokenkeeper.tripped_guard.undo_since IS
-    'When the first of what tripped it was received: where an undo should begin. Null once it has been undone.';
+    'When the first of what tripped it was received: where an undo should begin. Null once that is undone.';
 COMMENT ON COLUMN tokenkeeper.tripped_guard.tokens IS 'How many tokens would have been suppressed within a day when it tripped.';
-COMMENT ON COLUMN tokenkeeper.tripped_guard.active IS 'The active tokens of the topic at that time.';
+COMMENT ON COLUMN tokenkeeper.tripped_guard.active IS 'The active tokens of the topic when it tripped.';
 COMMENT ON COLUMN tokenkeeper.tripped_guard.max_tokens IS 'How many may be suppressed within a day.';
 
 CREATE TYPE tokenkeeper.guard_change AS (
@@ -109,11 +107,11 @@ CREATE TABLE tokenkeeper.held_result (
     attempts    smallint
 );
 COMMENT ON TABLE tokenkeeper.held_result IS
-    'Suspects held by the mass-failure guard, and 410s held by guard.hold_stale_share, complete as they were queued, until release_held or '
-    'discard_held, and no longer than sweep.held_retention.';
+    'Suspects that the mass-failure guard holds, and 410s that guard.hold_stale_share holds, as they were queued, until release_held or discard_held, for '
+    'sweep.held_retention at most.';
 COMMENT ON COLUMN tokenkeeper.held_result.cause IS 'What it would make its token: suspect or stale.';
 COMMENT ON COLUMN tokenkeeper.held_result.invalidated_at IS
-    'The instant it would count with: of a suspect, when the request was sent; of a 410, the timestamp that APNs gave.';
+    'The instant that would count: of a suspect, when the request was sent; of a 410, APNs'' timestamp.';
 
 CREATE INDEX held_result_token ON tokenkeeper.held_result (topic_id, token_key);
 
@@ -139,9 +137,8 @@ CREATE TABLE tokenkeeper.held_registration (
     attempts        smallint
 );
 COMMENT ON TABLE tokenkeeper.held_registration IS
-    'Logouts from a source that the mass-failure guard holds, complete as they were queued, until release_held or discard_held, and no longer than '
-    'sweep.held_retention.';
-COMMENT ON COLUMN tokenkeeper.held_registration.invalidated_at IS 'The instant that the logout would count with.';
+    'Logouts from a source that the mass-failure guard holds, as they were queued, until release_held or discard_held, for sweep.held_retention at most.';
+COMMENT ON COLUMN tokenkeeper.held_registration.invalidated_at IS 'The instant that would count.';
 
 CREATE INDEX held_registration_token ON tokenkeeper.held_registration (topic_id, token_key);
 
@@ -162,14 +159,14 @@ CREATE TABLE tokenkeeper.exclusion (
     reached_key  bytea
 );
 COMMENT ON TABLE tokenkeeper.exclusion IS
-    'The windows given to reinstate. What was received within a window of its cause, ends included, never counts, whenever a daemon records it.';
-COMMENT ON COLUMN tokenkeeper.exclusion.cause IS 'As in receipt: suspect, stale, or unregistered_by_app for logouts from a source.';
+    'The windows given to reinstate. What was received within one (ends included) for its cause never counts, whenever a daemon records it.';
+COMMENT ON COLUMN tokenkeeper.exclusion.cause IS 'suspect, stale, or unregistered_by_app for logouts from a source.';
 COMMENT ON COLUMN tokenkeeper.exclusion.finished_at IS 'When the last of its results was undone; null while some may be left.';
 COMMENT ON COLUMN tokenkeeper.exclusion.waits_since IS
-    'When an undo last reached the end of the window and had to leave results whose tokens are locked by applications. Other windows come first then.';
-COMMENT ON COLUMN tokenkeeper.exclusion.tokens IS 'How many tokens have become sendable because of it so far.';
+    'When an undo last reached the end of the window and had to skip results whose tokens were locked. Other windows then come first.';
+COMMENT ON COLUMN tokenkeeper.exclusion.tokens IS 'How many tokens it has made sendable so far.';
 COMMENT ON COLUMN tokenkeeper.exclusion.reached_at IS
-    'Internal: where to look for the next results, with reached_key. Only a hint: what is left to undo is what remains in receipt.';
+    'Internal: with reached_key, a hint where the next results are. What remains in receipt is left to undo.';
 
 CREATE INDEX exclusion_topic ON tokenkeeper.exclusion (topic_id);
 
@@ -183,9 +180,8 @@ CREATE TABLE tokenkeeper.stale_wave (
     undo     text NOT NULL
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.stale_wave IS
-    'The topics in which far more tokens than usual have turned stale, by the rule of stale_share.is_wave. A daemon adds and logs a wave when it '
-    'notices it, and deletes it when it is over.';
+    'The topics with a wave of 410s, by stale_share.is_wave. A daemon adds and logs a wave, and deletes it when it is over.';
 COMMENT ON COLUMN tokenkeeper.stale_wave.since IS 'When the first 410 of the wave was received: where an undo should begin. The wave is at most a day long.';
-COMMENT ON COLUMN tokenkeeper.stale_wave.tokens IS 'How many tokens have newly turned stale within this day so far.';
+COMMENT ON COLUMN tokenkeeper.stale_wave.tokens IS 'How many tokens newly turned stale within this day so far.';
 COMMENT ON COLUMN tokenkeeper.stale_wave.active IS 'The active tokens of the topic, these included.';
 COMMENT ON COLUMN tokenkeeper.stale_wave.undo IS 'The command that undoes the wave.';

@@ -23,27 +23,23 @@ CREATE TABLE tokenkeeper.daemon (
     registration_wait_reason text,
     failing_chores           text[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.daemon IS
-    'The heartbeat of each daemon, with what it saw of the queues: status reads it here and never touches the queues. '
-    'The row of a daemon that has been silent for a day is deleted.';
-COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS
-    'False if queue_depth was estimated from the size of the queue, because the queue was large or locked.';
+COMMENT ON TABLE tokenkeeper.daemon IS 'The heartbeat of each daemon, and the queues as it last saw them. A row is deleted after a day of silence.';
+COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False if queue_depth is an estimate, because the queue was large or locked.';
 COMMENT ON COLUMN tokenkeeper.daemon.sweep_interval IS 'Null if the timer is off.';
-COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order; null while it runs, or if it ended otherwise.';
+COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.problem IS
     'What keeps results in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
 COMMENT ON COLUMN tokenkeeper.daemon.waiting_for IS
-    'The locks of other sessions that have kept results or registrations in their queue for some seconds, in words: the table and who holds it; otherwise null.';
-COMMENT ON COLUMN tokenkeeper.daemon.waiting_since IS 'When it first met these locks; null if it meets none.';
-COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait, in words; null if none waits.';
+    'Locks of other sessions that have kept results or registrations in their queue for some seconds: the table and who holds it; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.waiting_since IS 'When it first met these locks; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_depth IS 'How many registrations wait in their queue.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_depth_exact IS 'As queue_depth_exact, for registration_depth.';
-COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest of them was queued.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS
-    'What keeps registrations in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'Why registrations wait, in words; null if none waits.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_depth_exact IS 'As queue_depth_exact.';
+COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest queued registration was queued.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS 'As problem, for registrations.';
+COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'As wait_reason, for registrations.';
 COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
-    'The chores that fail while the daemon does the rest, each with its error: a sweep or an undo, for example.';
+    'The chores that fail while the daemon does the rest, such as a sweep or an undo, each with its error.';
 
 CREATE TABLE tokenkeeper.token_count_hour (
     hour   timestamptz NOT NULL,
@@ -52,8 +48,7 @@ CREATE TABLE tokenkeeper.token_count_hour (
     PRIMARY KEY (hour, state)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.token_count_hour IS
-    'How many tokens of all topics together were in each state at the end of each hour: for the trends on the '
-    'status page. No row for an hour without a daemon. Kept for sweep.event_retention.';
+    'How many tokens of all topics were in each state at the end of each hour. No row for an hour without a daemon. Kept for sweep.event_retention.';
 
 CREATE TYPE tokenkeeper.page AS (
     cause       text COLLATE "C",
@@ -75,15 +70,15 @@ CREATE TABLE tokenkeeper.status_cache (
     pages         tokenkeeper.page[]
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.status_cache IS
-    'What the view status cannot find within milliseconds. A daemon looks every five seconds at most, in at most one hundredth of its time.';
+    'What the view status cannot find within milliseconds. A daemon refreshes it every five seconds at most, in at most one hundredth of its time.';
 COMMENT ON COLUMN tokenkeeper.status_cache.source IS 'A table of this schema, or the name of a warning.';
 COMMENT ON COLUMN tokenkeeper.status_cache.rows IS
-    'Rows of the table, at most 10000. Estimated from PostgreSQL''s statistics if counting takes longer than a second.';
+    'Rows of the table, counted up to 10000; estimated from PostgreSQL''s statistics if counting takes over a second.';
 COMMENT ON COLUMN tokenkeeper.status_cache.words IS 'The warnings, at most 20; null for none.';
 COMMENT ON COLUMN tokenkeeper.status_cache.pause IS
-    'How long the daemon that looked pauses before it looks again: 5 seconds to 5 minutes. It does not look while it sweeps.';
-COMMENT ON COLUMN tokenkeeper.status_cache.oldest_due_at IS 'Of send_request only: since when the oldest unclaimed request has been due, or will be.';
-COMMENT ON COLUMN tokenkeeper.status_cache.pages IS 'Of send_request only: what overdue_requests() found.';
+    'How long the daemon waits before the next refresh: 5 seconds to 5 minutes. There is none during its sweep.';
+COMMENT ON COLUMN tokenkeeper.status_cache.oldest_due_at IS 'For send_request: when the oldest unclaimed request became due, or will.';
+COMMENT ON COLUMN tokenkeeper.status_cache.pages IS 'For send_request: what overdue_requests() found.';
 
 -- The sweep --------------------------------------------------------------------------------------------------------
 
@@ -113,24 +108,20 @@ CREATE TABLE tokenkeeper.sweep_run (
     reaped_topics     bigint NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE tokenkeeper.sweep_run IS
-    'One row per sweep: requested, running, and how it ended. After an interrupted sweep the next one continues where it stopped; after a forced '
-    'one, the next that is forced.';
+    'One row per sweep: requested, running, and how it ended. An interrupted sweep is continued by the next; an interrupted forced one, by the next forced '
+    'one.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.trigger IS
     'timer; signal (SIGUSR1); sql (request_sweep); cli (tokenkeeperd sweep).';
-COMMENT ON COLUMN tokenkeeper.sweep_run.dry_run IS 'Only counted: nothing was deleted.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.forced IS 'Requested with force: the limit on the share of a topic''s tokens did not apply.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.heartbeat_at IS
-    'Set by each batch. A sweep that is silent for a minute loses its right to continue, and another may start.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_suppressed IS 'Tokens that were suppressed for longer than sweep.suppressed_retention.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_dormant IS 'Tokens that were not registered again within sweep.dormant_after.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.refused IS
-    'Tokens that were due and not pruned, because they are too large a share of their topic; see sweep_topic.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_held IS 'Results that the mass-failure guard held for longer than sweep.held_retention. They never counted.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_sends IS
-    'Rows of suppressed_send and failed_send that were older than sweep.send_retention.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.reset_events IS
-    'Events whose transaction_id lay in the future, because the database was restored from a dump, and was reset.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.reaped_topics IS 'Topics that were deleted because nothing referred to them.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.dry_run IS 'Only counted, deleted nothing.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.forced IS 'Requested with force: without the limit on the share of a topic''s tokens.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.heartbeat_at IS 'Set by each batch. After a minute of silence another sweep may start.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_suppressed IS 'Tokens suppressed for longer than sweep.suppressed_retention.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_dormant IS 'Tokens not registered again within sweep.dormant_after.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.refused IS 'Tokens that were due and not pruned, because they are too large a share of their topic: see sweep_topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_held IS 'What the guard held for longer than sweep.held_retention. It never counted.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_sends IS 'Rows of suppressed_send and failed_send older than sweep.send_retention.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.reset_events IS 'Events whose transaction_id was in the future, because the database was restored from a dump.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.reaped_topics IS 'Topics to which nothing referred.';
 
 CREATE UNIQUE INDEX sweep_run_one_at_a_time ON tokenkeeper.sweep_run ((true)) WHERE outcome = 'running';
 COMMENT ON INDEX tokenkeeper.sweep_run_one_at_a_time IS 'At most one sweep runs, however many daemons there are.';
@@ -151,13 +142,13 @@ CREATE TABLE tokenkeeper.sweep_topic (
     PRIMARY KEY (run_id, topic, environment, cause)
 );
 COMMENT ON TABLE tokenkeeper.sweep_topic IS
-    'What a sweep found due, by topic and cause: pruned, refused, or in a dry run only counted. Kept as long as its row of sweep_run.';
+    'What a sweep found due, by topic and cause: pruned, refused, or only counted in a dry run. Kept as long as its row of sweep_run.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.cause IS 'stale, suspect, unregistered_by_app, superseded, or dormant.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep started with the topic.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them were pruned: fewer if the sweep was interrupted, or a token was registered again.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'Whether the topic was over its limit, all causes together.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic; null if the due tokens were too few for the limit to matter.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'The limit on what could be pruned within this day.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep began the topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them it pruned: fewer if it was interrupted, or a token was registered again.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'True if the topic was over its limit, all causes together.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic; null if too few were due for the limit to matter.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'How many could be pruned within this day.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.samples IS 'The first 8 digits of some of them, for `tokenkeeperd explain`.';
 
 CREATE TABLE tokenkeeper.sweep_progress (
@@ -165,19 +156,18 @@ CREATE TABLE tokenkeeper.sweep_progress (
     rolled_up_before timestamptz NOT NULL DEFAULT '-infinity',
     transaction_id   xid8
 );
-COMMENT ON TABLE tokenkeeper.sweep_progress IS 'One row: what the sweeps of this database have finished, so that the next one can skip it.';
-COMMENT ON COLUMN tokenkeeper.sweep_progress.rolled_up_before IS 'The counts of result_count before this hour have been added up.';
+COMMENT ON TABLE tokenkeeper.sweep_progress IS 'One row: what the sweeps of this database have finished, and need not repeat.';
+COMMENT ON COLUMN tokenkeeper.sweep_progress.rolled_up_before IS 'The counts of result_count before this hour are added up.';
 COMMENT ON COLUMN tokenkeeper.sweep_progress.transaction_id IS
-    'A transaction id of the last sweep. If it lies in the future, the database was restored from a dump into a younger cluster, '
-    'and the next sweep resets token_event.transaction_id. If null, the next sweep checks the whole history once.';
+    'A transaction id of the last sweep. One in the future means that the database was restored from a dump into a younger cluster: the next sweep resets '
+    'token_event.transaction_id. Null: the next sweep checks the whole history once.';
 INSERT INTO tokenkeeper.sweep_progress DEFAULT VALUES;
 
 CREATE TABLE tokenkeeper.topic_prune (
     topic_id  integer PRIMARY KEY,
     pruned_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE tokenkeeper.topic_prune IS
-    'When a sweep last pruned a token of each topic. A topic is kept while its history can still be in token_event.';
+COMMENT ON TABLE tokenkeeper.topic_prune IS 'When a sweep last pruned a token of each topic. A topic is kept while token_event may have its history.';
 
 CREATE TABLE tokenkeeper.lock_sweep_claim () WITH (autovacuum_enabled = false);
 ALTER TABLE tokenkeeper.lock_sweep_claim REPLICA IDENTITY NOTHING;

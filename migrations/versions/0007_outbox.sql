@@ -36,34 +36,33 @@ CREATE TABLE tokenkeeper.send_request (
     alert_counted   boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE tokenkeeper.send_request IS
-    'Single requests: one row per notification and device, by INSERT or COPY; and requests of campaigns that have to wait or are retried. '
-    'Required: topic, token, payload. Null means the default. '
-    'A request that cannot be sent goes to failed_send with the error and never fails a sender''s batch.';
-COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production (the default) or sandbox.';
+    'The outbox: one row per notification and device token, by INSERT or COPY; also requests of campaigns that wait or are retried. Required: topic, token, '
+    'payload. Null means the default. A request that cannot be sent fails no statement: it goes to failed_send with the error.';
+COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_request.topic IS 'The apns-topic header, such as com.example.app.';
-COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token in hex, in upper or lower case.';
+COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token in hex, in either case.';
 COMMENT ON COLUMN tokenkeeper.send_request.payload IS
-    'A JSON object of at most 4096 bytes (5120 for VoIP), counted as it is sent: without blanks between its parts. The claim checks it.';
+    'A JSON object of at most 4096 bytes (VoIP: 5120) without blanks between its parts, as it is sent. Checked by the claim.';
 COMMENT ON COLUMN tokenkeeper.send_request.push_type IS
-    'alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets, controls; null: see push_type_of.';
-COMMENT ON COLUMN tokenkeeper.send_request.priority IS '10, 5 or 1; null: 5 for a background push, which allows no other, and otherwise APNs'' default, 10.';
+    'alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets or controls; null: by the topic''s suffix, or '
+    'else mdm, background or alert by the payload.';
+COMMENT ON COLUMN tokenkeeper.send_request.priority IS '10, 5 or 1; null: 5 for a background push, which allows no other, otherwise APNs'' default, 10.';
 COMMENT ON COLUMN tokenkeeper.send_request.expiration IS
-    'How long APNs tries to deliver. The epoch (1970-01-01Z) means one attempt only; null leaves it to APNs. A request that is not sent by then fails.';
-COMMENT ON COLUMN tokenkeeper.send_request.collapse_id IS 'Notifications with the same collapse_id are shown as one: 1 to 64 bytes, or null.';
-COMMENT ON COLUMN tokenkeeper.send_request.scheduled_at IS 'Not sent earlier; null means at once. A daemon sets it when it defers the request.';
-COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header, the same for each attempt. Results carry it.';
+    'Until when APNs tries to deliver; a request not sent by then fails. The epoch (1970-01-01Z): one attempt only; null: as APNs decides.';
+COMMENT ON COLUMN tokenkeeper.send_request.collapse_id IS 'Notifications with the same one are shown as one: 1 to 64 bytes, or null.';
+COMMENT ON COLUMN tokenkeeper.send_request.scheduled_at IS 'Not sent earlier; null: at once. A daemon sets it when it defers the request.';
+COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header, the same for each attempt and in the results.';
 COMMENT ON COLUMN tokenkeeper.send_request.claimed_by IS 'Internal: the daemon that has claimed it; null while it waits.';
 COMMENT ON COLUMN tokenkeeper.send_request.first_sent_at IS 'Internal: when a daemon first claimed it. send.retry_for counts from here.';
 COMMENT ON COLUMN tokenkeeper.send_request.attempts IS 'Internal: how often APNs asked for a retry or did not respond.';
-COMMENT ON COLUMN tokenkeeper.send_request.refusals IS
-    'Internal: how often APNs refused it while it accepted other requests of the topic. After five it fails.';
+COMMENT ON COLUMN tokenkeeper.send_request.refusals IS 'Internal: how often APNs refused it while it accepted others of the topic. After five it fails.';
 COMMENT ON COLUMN tokenkeeper.send_request.interruptions IS
-    'Internal: how often it was interrupted: its daemon was killed, or what was sent got no response. After the second time it fails, because it may have been delivered.';
-COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device has had its share for this hour.';
+    'Internal: how often its daemon was killed, or what was sent got no response. After the second time it fails, because it may have been delivered.';
+COMMENT ON COLUMN tokenkeeper.send_request.postponed IS 'Internal: a background push that waits because its device had its share for this hour.';
 COMMENT ON COLUMN tokenkeeper.send_request.last_error IS 'Internal: why it is retried.';
-COMMENT ON COLUMN tokenkeeper.send_request.deferred IS 'Internal: a daemon has set scheduled_at, so that the request is sent later than requested.';
+COMMENT ON COLUMN tokenkeeper.send_request.deferred IS 'Internal: a daemon has set scheduled_at, so that it is sent later than requested.';
 COMMENT ON COLUMN tokenkeeper.send_request.campaign_id IS
-    'Internal: the campaign whose request this is. It gives what is null here: payload, push_type, priority, expiration and collapse_id.';
+    'Internal: the campaign of this request, which has what is null here: payload, push_type, priority, expiration and collapse_id.';
 COMMENT ON COLUMN tokenkeeper.send_request.campaign_number IS 'Internal: the number of the request in its campaign.';
 COMMENT ON COLUMN tokenkeeper.send_request.alert_counted IS 'Internal: it counts among the alerts of its device''s day (alerts_per_day), however often it is tried.';
 
@@ -98,13 +97,13 @@ CREATE TABLE tokenkeeper.suppressed_send (
     campaign_id     bigint,
     campaign_number bigint
 );
-COMMENT ON TABLE tokenkeeper.suppressed_send IS
-    'Requests that the gate or a limit refused, and why. The sweep deletes them after sweep.send_retention.';
+COMMENT ON TABLE tokenkeeper.suppressed_send IS 'Requests that the gate or a limit refused, and why. Kept for sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
-    'The state of the token then: stale, suspect, superseded, unregistered_by_app; or a limit: background (a newer background push waits for the same device) or alerts (alerts_per_day).';
+    'The token''s state then: stale, suspect, superseded, unregistered_by_app; or the limit: background (a newer background push waits for the device) or '
+    'alerts (alerts_per_day).';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';
 COMMENT ON COLUMN tokenkeeper.suppressed_send.invalidated_at IS 'As of when the token was suppressed.';
-COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'The campaign whose request this was; null for a single request.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'The campaign of the request; null for a single request.';
 
 CREATE INDEX suppressed_send_token_key ON tokenkeeper.suppressed_send (token_key);
 
@@ -129,11 +128,12 @@ CREATE TABLE tokenkeeper.failed_send (
     campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.failed_send IS
-    'Requests that failed, with the error; requeue_failed puts them back. Of one of more than 16 MiB, it has the first 1024 characters of each text. The sweep deletes them after sweep.send_retention.';
+    'Requests that failed, with the error; requeue_failed puts them back. Of one over 16 MiB, the first 1024 characters of each text. Kept for '
+    'sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.failed_send.error IS 'What was found and what was expected, or the last response of APNs.';
 COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs; null if there was none.';
 COMMENT ON COLUMN tokenkeeper.failed_send.campaign_id IS
-    'The campaign whose request this was; null for a single request. It has the payload and the headers, which are null here.';
+    'The campaign of the request, which has the payload and headers that are null here; null for a single request.';
 
 CREATE INDEX failed_send_campaign ON tokenkeeper.failed_send (campaign_id, campaign_number) WHERE campaign_id IS NOT NULL;
 
@@ -145,8 +145,7 @@ CREATE TABLE tokenkeeper.paused_topic (
     paused_by   text NOT NULL DEFAULT session_user,
     PRIMARY KEY (topic, environment)
 );
-COMMENT ON TABLE tokenkeeper.paused_topic IS
-    'Topics that a person has paused with pause_sending: their requests wait until resume_sending.';
+COMMENT ON TABLE tokenkeeper.paused_topic IS 'Topics that a person paused with pause_sending: their requests wait until resume_sending.';
 COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The reason given to pause_sending.';
 
 CREATE TABLE tokenkeeper.provider_token (
@@ -157,10 +156,10 @@ CREATE TABLE tokenkeeper.provider_token (
     PRIMARY KEY (team_id, key_id)
 );
 COMMENT ON TABLE tokenkeeper.provider_token IS
-    'The newest provider token of each signing key that APNs has accepted from a daemon. The others take it, so that one can take over from another: APNs '
-    'refuses a new token within 20 minutes of the last one.';
-COMMENT ON COLUMN tokenkeeper.provider_token.issued_at IS 'By the clock of the daemon that has made it. Of no use an hour later.';
-COMMENT ON COLUMN tokenkeeper.provider_token.sealed IS 'The token, encrypted with a key that is derived from the signing key: AES-256-GCM, in base64.';
+    'The newest provider token of each signing key that APNs accepted. All daemons share it, because APNs refuses a new token within 20 minutes of the last '
+    'one.';
+COMMENT ON COLUMN tokenkeeper.provider_token.issued_at IS 'By the clock of the daemon that made it. Of no use an hour later.';
+COMMENT ON COLUMN tokenkeeper.provider_token.sealed IS 'The token, encrypted with a key derived from the signing key: AES-256-GCM, in base64.';
 
 CREATE TABLE tokenkeeper.background_send (
     environment text COLLATE "C" NOT NULL,
@@ -171,9 +170,8 @@ CREATE TABLE tokenkeeper.background_send (
     room        integer NOT NULL,
     PRIMARY KEY (topic, environment, token_key)
 );
-COMMENT ON TABLE tokenkeeper.background_send IS
-    'The background pushes sent to each device within the last hour. Apple throttles more than a few. Swept after that hour.';
-COMMENT ON COLUMN tokenkeeper.background_send.room IS 'How many more the device could get when the latest claim looked.';
+COMMENT ON TABLE tokenkeeper.background_send IS 'The background pushes sent to each device within the last hour; swept after that.';
+COMMENT ON COLUMN tokenkeeper.background_send.room IS 'How many more the device could get at the latest claim.';
 
 CREATE TABLE tokenkeeper.crowded_token (
     environment text COLLATE "C" NOT NULL,
@@ -183,8 +181,8 @@ CREATE TABLE tokenkeeper.crowded_token (
     PRIMARY KEY (topic, environment, token_key)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.crowded_token IS
-    'Tokens for which more than five requests were due at once. The others are due later, one after the other, so that they do not hold up other tokens. '
-    'Swept an hour after the last of them.';
+    'Tokens with more than five requests due at once. The others are due later, one after the other, so that they do not delay other tokens. Swept an hour '
+    'after the last of them.';
 COMMENT ON COLUMN tokenkeeper.crowded_token.next_at IS 'After the last request that waits. Until then, each new one waits behind it.';
 
 CREATE TABLE tokenkeeper.sending_daemon (
@@ -195,12 +193,11 @@ CREATE TABLE tokenkeeper.sending_daemon (
     credentials   jsonb NOT NULL,
     problems      text[] NOT NULL
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.sending_daemon IS
-    'The heartbeat of each daemon that sends. If one is silent for a minute, another claims its requests.';
+COMMENT ON TABLE tokenkeeper.sending_daemon IS 'The heartbeat of each daemon that sends. After a minute of silence, another claims its requests.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
-    'The boot of the machine and its process-id namespace. Daemons in the same scope can tell at once when another has ended.';
+    'The boot of the machine and its PID namespace: within one, daemons notice at once that another has ended.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
-COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting, in words.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting.';
 
 CREATE TYPE tokenkeeper.request_ending AS (
     number  bigint,
@@ -262,7 +259,7 @@ CREATE TYPE tokenkeeper.due_request AS (
     earliest       timestamptz
 );
 COMMENT ON TYPE tokenkeeper.due_request IS
-    'A request on its way through a claim. payload: as it is sent; null if it is large. is_late: others wait for its token. is_too_long: a bad row of over 16 MiB. '
-    'state, reason and invalidated_at: of its token, null if it may be sent to; or the limit that refuses it. fault: why it cannot be sent. fate: forgotten, '
-    'failed, suppressed, postponed, behind or claimed. earliest: when the first of its device''s background pushes that count was sent.';
+    'A request on its way through a claim. payload: as it is sent; null if it is large. is_late: others wait for its token. is_too_long: a bad row of over '
+    '16 MiB. state, reason and invalidated_at: of its token, null if it is sendable; or the limit that refuses it. fault: why it cannot be sent. fate: '
+    'forgotten, failed, suppressed, postponed, behind or claimed. earliest: when the first of its device''s background pushes that count was sent.';
 REVOKE USAGE ON TYPE tokenkeeper.due_request FROM PUBLIC;

@@ -16,14 +16,14 @@ CREATE TABLE tokenkeeper.registration_source (
     attachment   bigint CHECK ((attachment IS NOT NULL) = (kind IN ('backfill', 'repair')))
 );
 COMMENT ON TABLE tokenkeeper.registration_source IS
-    'Where queued registrations come from, if not from the application itself: an attached table, a backfill or a check of one, or a file. '
-    'A login sees the sources that it has begun; operators, readers and the daemon see all.';
+    'Where queued registrations come from, if not from the application: an attached table, a backfill, a check or an import. A login sees those that it '
+    'began; operators, readers and the daemon see all.';
 COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The attachment, or the file.';
-COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When an undo began, which ends the source; see withdraw.';
-COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: up to here everything is queued or refused.';
-COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued so far.';
-COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused so far.';
-COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'The source_id of the attachment whose table a backfill reads, or a check repairs.';
+COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When its undo began, which ends the source: see withdraw.';
+COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: all before it is queued or refused.';
+COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued.';
+COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused.';
+COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'For a backfill or a check: the source_id of the attachment.';
 ALTER TABLE tokenkeeper.registration_source ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_source ON tokenkeeper.registration_source FOR SELECT USING (
     done_by = session_user OR EXISTS (
@@ -50,34 +50,35 @@ CREATE TABLE tokenkeeper.registration (
     released         boolean
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.registration IS
-    'The queue of registrations: one row per registration or logout of a device, by INSERT or COPY. Required: topic, token. Null means the default. '
-    'environment, topic, token, device_id and user_id take any text, and nothing is required when a row is inserted: a row that cannot be understood goes to '
-    'rejected_registration later, with the error. Only a value that is not of its column''s type (registered_at, tags, unregistered, source_id), and text that '
-    'is not valid in the encoding, fails the statement, as in any table.';
-COMMENT ON COLUMN tokenkeeper.registration.environment IS 'production (the default) or sandbox.';
-COMMENT ON COLUMN tokenkeeper.registration.topic IS 'The apns-topic header that pushes to the token have.';
-COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any form that parse_token understands.';
+    'The queue of registrations: one row per registration or logout, by INSERT or COPY. Required: topic, token. Null means the default. A row that cannot be '
+    'understood fails no statement: it goes to rejected_registration later, with the error. Only values that do not have their column''s type '
+    '(registered_at, tags, unregistered, returned, source_id), and text invalid in the encoding, fail the statement.';
+COMMENT ON COLUMN tokenkeeper.registration.environment IS 'production or sandbox.';
+COMMENT ON COLUMN tokenkeeper.registration.topic IS 'The apns-topic header of pushes to the token.';
+COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any form that parse_token reads.';
 COMMENT ON COLUMN tokenkeeper.registration.registered_at IS
-    'When the device registered, or logged out if unregistered is true. If null, queued_at. An instant after queued_at counts as queued_at.';
-COMMENT ON COLUMN tokenkeeper.registration.device_id IS 'As for register. Empty: the token belongs to no device any more.';
-COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register. Empty: the token belongs to no user any more. Of a logout, only environment, topic, token and registered_at count.';
+    'When the device registered, or logged out. Null: queued_at; a later instant counts as queued_at.';
+COMMENT ON COLUMN tokenkeeper.registration.device_id IS 'As for register; empty clears.';
+COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register; empty clears. A logout uses only environment, topic, token and registered_at.';
 COMMENT ON COLUMN tokenkeeper.registration.tags IS 'As for register.';
-COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: the app no longer wants pushes to this token, as unregister says. Null means false.';
+COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: a logout, as unregister records it. Null: false.';
 COMMENT ON COLUMN tokenkeeper.registration.returned IS
-    'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at says nothing then. Null means false.';
+    'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at then says nothing. Null: false.';
 COMMENT ON COLUMN tokenkeeper.registration.source_id IS
-    'Null for rows of the application. Otherwise the registration_source: logouts then pass the mass-failure guard, and can be undone.';
-COMMENT ON COLUMN tokenkeeper.registration.row_key IS 'The key of the row of an attached table, as text; of several columns, a JSON array. So that a rejected row is found.';
+    'The registration_source, whose logouts pass the mass-failure guard and can be undone; null for rows of the application.';
+COMMENT ON COLUMN tokenkeeper.registration.row_key IS
+    'The key of the row of an attached table, as text, to find a rejected row; of several columns, a JSON array.';
 COMMENT ON COLUMN tokenkeeper.registration.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released rows keep it.';
 COMMENT ON COLUMN tokenkeeper.registration.partition_number IS 'Internal: the partition. The clock chooses 0 to 7; 8 is registration_retry.';
-COMMENT ON COLUMN tokenkeeper.registration.attempts IS 'Internal: how often it was rejected and requeued before; null for never. -1: it is no registration, but asks to compare the tokens of a device.';
-COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an operator has released it, so that the guard does not hold it again.';
+COMMENT ON COLUMN tokenkeeper.registration.attempts IS
+    'Internal: how often it was rejected and requeued; null for never. -1: no registration, but a request to compare the tokens of a device.';
+COMMENT ON COLUMN tokenkeeper.registration.released IS 'Internal: true if an operator released it, so that the guard does not hold it again.';
 
 CREATE TABLE tokenkeeper.registration_retry PARTITION OF tokenkeeper.registration FOR VALUES IN (8);
 COMMENT ON TABLE tokenkeeper.registration_retry IS
-    'Registrations that are tried again or taken separately: an application had locked their token, or a token of their device must be compared again, their batch had '
-    'failed, they are large, the guard of their topic was busy, or an operator has released them.';
+    'Registrations that are tried again or taken separately: their token was locked, a token of their device must be compared again, their batch failed, '
+    'they are large, their topic''s guard was busy, or an operator released them.';
 
 DO $$
 DECLARE
@@ -118,14 +119,13 @@ CREATE TABLE tokenkeeper.rejected_registration (
     attempts      smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_registration IS
-    'Registrations that could not be understood, or that the database refused, complete as they were queued; of one of more than 16 MiB, the first 1024 '
-    'characters of each text. The sweep deletes them after '
-    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted; of an attached table, beyond 10,000.';
+    'Registrations that could not be understood, or that the database refused, as they were queued; of one over 16 MiB, the first 1024 characters of each '
+    'text. Kept for sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted; of an attached table, beyond 10,000.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.row_key IS 'The key of the row of the attached table.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attachment IS
-    'The attachment that the row came from, also through a backfill. What it has reported and is kept here is not rejected a second time.';
-COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued before; null for never.';
+    'The attachment of the row, also through a backfill. What it reports again with the same token is not rejected again while this row is kept.';
+COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued; null for never.';
 
 CREATE TABLE tokenkeeper.dropped_registration (
     hour          timestamptz NOT NULL,
@@ -133,8 +133,7 @@ CREATE TABLE tokenkeeper.dropped_registration (
 );
 ALTER TABLE tokenkeeper.dropped_registration REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.dropped_registration IS
-    'How many rejected registrations were counted and not kept, because there were more than drain.rejected_per_hour: a row for each batch that had '
-    'some, kept for sweep.event_retention.';
+    'How many rejected registrations were only counted, beyond drain.rejected_per_hour: one row per batch with some, kept for sweep.event_retention.';
 
 CREATE TABLE tokenkeeper.amended_registration (
     hour          timestamptz NOT NULL,
@@ -144,14 +143,14 @@ CREATE TABLE tokenkeeper.amended_registration (
 );
 ALTER TABLE tokenkeeper.amended_registration REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.amended_registration IS
-    'Registrations of which a device, a user or a tag could not be kept: they count without it. A row for each batch and source that had some, kept for '
+    'Registrations that count without a device, a user or a tag that could not be kept: one row per batch and source with some, kept for '
     'sweep.event_retention.';
 COMMENT ON COLUMN tokenkeeper.amended_registration.source_id IS 'The registration_source; null for rows of the application.';
-COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the first 8 characters of the key of its row, if there is one.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the first 8 characters of its row_key, if there is one.';
 
 CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS
-    'What the last hour added, for drain.rejected_per_hour. Registrations that an operator has requeued do not count.';
+    'What the last hour added, for drain.rejected_per_hour. Requeued registrations do not count.';
 
 CREATE INDEX rejected_registration_value ON tokenkeeper.rejected_registration (attachment, (md5(token) COLLATE "C")) WHERE attachment IS NOT NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_value IS 'Whether a value of an attached table has been rejected before.';

@@ -12,7 +12,7 @@ CREATE TYPE tokenkeeper.fact AS (
     tags          text[] COLLATE "C"
 );
 COMMENT ON TYPE tokenkeeper.fact IS
-    'What a row of an attached table says about a token, as it is queued. The token in plain hex if it can be read. Empty or {}: there is none.';
+    'What a row of an attached table says about a token, as it is queued: the token in plain hex if it can be read. Empty or {}: none.';
 
 CREATE TABLE tokenkeeper.attached_table (
     source_id   bigint PRIMARY KEY REFERENCES tokenkeeper.registration_source,
@@ -37,23 +37,22 @@ CREATE TABLE tokenkeeper.attached_table (
     differences bigint
 );
 COMMENT ON TABLE tokenkeeper.attached_table IS
-    'The tables of the provider that attach has connected to the ledger. To look at them, use the view attachment. What attach was given is stored here as '
-    'text, and no function of the schema executes it with rights of its own.';
+    'The tables that attach has connected to the ledger. To read it, use the view attachment. It stores what attach was given as text, which no function of '
+    'the schema executes with rights of its own.';
 COMMENT ON COLUMN tokenkeeper.attached_table.source_id IS
-    'The registration_source of what its triggers queue. The generated functions and triggers have this number in their names.';
-COMMENT ON COLUMN tokenkeeper.attached_table.name IS 'The name that attach was given, or else table_name. A table may be attached several times.';
-COMMENT ON COLUMN tokenkeeper.attached_table.table_id IS 'The table. A number instead of a name if it was dropped without detach.';
+    'The registration_source of what its triggers queue. The generated functions and triggers have it in their names.';
+COMMENT ON COLUMN tokenkeeper.attached_table.name IS 'The name given to attach, or else table_name. A table may be attached several times.';
+COMMENT ON COLUMN tokenkeeper.attached_table.table_id IS 'The table; a number instead of a name if it was dropped without detach.';
 COMMENT ON COLUMN tokenkeeper.attached_table.table_name IS 'The schema and name of the table when it was attached.';
-COMMENT ON COLUMN tokenkeeper.attached_table.arguments IS 'The expressions that attach was given.';
+COMMENT ON COLUMN tokenkeeper.attached_table.arguments IS 'The expressions given to attach.';
 COMMENT ON COLUMN tokenkeeper.attached_table.facts IS
-    'By fact, the SQL that attach has made of the expression, for a row that is called r. look_up is the condition that finds the rows with a token, token_column '
-    'the column that is the token. Only sessions of the table''s owner execute it.';
+    'By fact, the SQL that attach made of the expression, for a row called r; look_up finds the rows with a token, token_column is the column that is the '
+    'token. Only sessions of the table''s owner execute it.';
 COMMENT ON COLUMN tokenkeeper.attached_table.columns IS 'The columns that the expressions use.';
 COMMENT ON COLUMN tokenkeeper.attached_table.key_columns IS 'The key by which a backfill reads the rows; empty if the table has none.';
 COMMENT ON COLUMN tokenkeeper.attached_table.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
 COMMENT ON COLUMN tokenkeeper.attached_table.failures IS
-    'How many changes its triggers could not queue since attach. Of more than about 100 within a minute, the rest is not counted.';
-COMMENT ON COLUMN tokenkeeper.attached_table.failure IS
-    'SQLSTATE of the last change that could not be queued, at failed_at, and the name of the constraint if there is one.';
-COMMENT ON COLUMN tokenkeeper.attached_table.checked_at IS 'When a check last came to its end; null if none has.';
-COMMENT ON COLUMN tokenkeeper.attached_table.differences IS 'How many tokens differed between the table and the ledger then.';
+    'How many changes its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
+COMMENT ON COLUMN tokenkeeper.attached_table.failure IS 'SQLSTATE of the last such change, at failed_at, and the name of the constraint, if any.';
+COMMENT ON COLUMN tokenkeeper.attached_table.checked_at IS 'When a check last finished; null if none has.';
+COMMENT ON COLUMN tokenkeeper.attached_table.differences IS 'How many tokens then differed between the table and the ledger.';

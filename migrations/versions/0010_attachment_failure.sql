@@ -11,8 +11,8 @@ CREATE TABLE tokenkeeper.attachment_failure (
 -- Without an identity, a publication FOR ALL TABLES would forbid the DELETE.
 ALTER TABLE tokenkeeper.attachment_failure REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.attachment_failure IS
-    'Internal: changes of attached tables that could not be queued, at most about 100 of a source. The daemon counts them in attached_table and deletes '
-    'them. They have no message, which may quote a row.';
+    'Internal: changes of attached tables that could not be queued, at most about 100 of a source, until the daemon counts them in attached_table. Without '
+    'their messages, which may quote a row.';
 COMMENT ON COLUMN tokenkeeper.attachment_failure.state IS 'SQLSTATE of the error.';
 COMMENT ON COLUMN tokenkeeper.attachment_failure.constraint_name IS 'The constraint that refused the row; null if it was none.';
 

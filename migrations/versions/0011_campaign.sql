@@ -46,35 +46,31 @@ CREATE TABLE tokenkeeper.campaign (
     UNIQUE (created_by, idempotency_key)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.campaign IS
-    'One notification to an audience: one row per call of enqueue. See the view campaign_progress. The sweep deletes campaigns that ended longer than '
-    'sweep.send_retention ago.';
-COMMENT ON COLUMN tokenkeeper.campaign.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
-COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by push_type_of.';
-COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'How many requests per second are sent, by all daemons together; null for no limit. Retries do not count: see max_per_second of topic_policy.';
+    'One row per campaign: a call of enqueue. To read it, use the view campaign_progress. Kept for sweep.send_retention after its end.';
+COMMENT ON COLUMN tokenkeeper.campaign.state IS 'As in campaign_progress.';
+COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by the topic and payload.';
+COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'As in campaign_progress. Retries do not count: see topic_policy.max_per_second.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
-COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'The login role, which may pause, resume and cancel the campaign, and set its rate.';
-COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that transaction adds to campaign_token.';
-COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS 'Internal: SHA-256 of what was given to enqueue, to recognize a repetition with the same idempotency_key.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'As in campaign_progress.';
+COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that one adds to campaign_token.';
+COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS
+    'Internal: SHA-256 of what enqueue was given, to recognize a repetition with the same idempotency_key.';
 COMMENT ON COLUMN tokenkeeper.campaign.copied_hash IS
-    'Internal: the sum of hashes of the tokens that were copied into campaign_token, to recognize a repetition; null if there were none.';
+    'Internal: the sum of hashes of the tokens copied into campaign_token, to recognize a repetition; null if there were none.';
 COMMENT ON COLUMN tokenkeeper.campaign.is_confirmed IS 'Internal: enqueue was called with confirm => true.';
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request had ended, noticed within a second. Null while a request waits.';
-COMMENT ON COLUMN tokenkeeper.campaign.expected IS
-    'How many tokens the audience has: of a list, how many it has, suppressed ones included. Null before the start of another audience. Then: how many were '
-    'found if '
-    'they were addressed at once, as those of a device, a user and of a small audience are; otherwise the planner''s estimate.';
-COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens have got a request so far. It only grows.';
+COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request ended, within a second; null while one waits.';
+COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'As in campaign_progress.';
+COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens got a request so far.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
-    'Internal: the last token that was read, in the order of token_key. Empty again once the whole audience has been addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS
-    'Whether the whole audience has been addressed. It stays false if expiration passed before.';
+    'Internal: the last token that was read, in the order of token_key; empty once the whole audience is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'As in campaign_progress.';
 COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may have tokens of it.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.first_open_batch IS
-    'Internal: all batches before this number have ended. The index may still have entries of them, as long as some old transaction is open.';
-COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next request. All before it are claimed.';
+    'Internal: all batches before this one have ended. The index may still have entries of them while an old transaction is open.';
+COMMENT ON COLUMN tokenkeeper.campaign.next_send_at IS 'Internal: when max_per_second allows the next request.';
 COMMENT ON COLUMN tokenkeeper.campaign.logged_state IS 'Internal: the state that a daemon has logged.';
 
 -- Very many may be scheduled, or wait for resume_campaign. They are in none of the indexes for end_campaigns before it has something to do for them.
@@ -102,7 +98,7 @@ COMMENT ON INDEX tokenkeeper.campaign_person IS 'For forget_device and forget_us
 
 CREATE INDEX campaign_has_list ON tokenkeeper.campaign (state, campaign_id) WHERE has_list;
 COMMENT ON INDEX tokenkeeper.campaign_has_list IS
-    'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes the rest of those that were cancelled or have expired.';
+    'Campaigns with tokens in campaign_token: for forget, and for the sweep, which deletes what cancelled or expired ones left.';
 
 -- Small campaigns, such as one for each message to a person, would fill the log.
 CREATE INDEX campaign_to_log ON tokenkeeper.campaign (campaign_id)
@@ -124,11 +120,11 @@ CREATE TABLE tokenkeeper.campaign_batch (
 -- Out of line and not compressed, so that an update of the small columns does not copy the keys.
 ALTER TABLE tokenkeeper.campaign_batch ALTER COLUMN token_keys SET STORAGE EXTERNAL;
 COMMENT ON TABLE tokenkeeper.campaign_batch IS
-    'Internal: up to 500 requests of a campaign, of which at least one has not ended, in the order of the batches and their token_keys.';
+    'Up to 500 requests of a campaign, at least one of which has not ended, in the order of the batches and their token_keys.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.claimed_by IS 'The daemon that has claimed what has neither ended nor returned; null while the batch waits.';
-COMMENT ON COLUMN tokenkeeper.campaign_batch.ended IS 'By ordinal, which is from 1: the request is not in this batch any more. See campaign_ending.';
+COMMENT ON COLUMN tokenkeeper.campaign_batch.ended IS 'By ordinal, from 1: the request is no longer in this batch. See campaign_ending.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.returned IS
-    'By ordinal: the daemon has returned the request without sending it. The batch can be claimed again once all its requests have ended or returned.';
+    'By ordinal: the daemon returned the request unsent. The batch can be claimed again once all its requests have ended or returned.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.alerts_counted IS
     'Its requests count among the alerts of their devices'' day (alerts_per_day), however often the batch is claimed.';
 COMMENT ON COLUMN tokenkeeper.campaign_batch.token_keys IS 'By ordinal: the token; null if it was forgotten.';
@@ -153,8 +149,8 @@ CREATE TABLE tokenkeeper.campaign_ending (
     PRIMARY KEY (campaign_id, batch, ending_id)
 );
 COMMENT ON TABLE tokenkeeper.campaign_ending IS
-    'Internal: what became of requests of a campaign, append-only. Each request has exactly one final outcome. A request that has moved to send_request '
-    'also has the outcome requeued, which is not final.';
+    'What became of requests of a campaign, append-only. Each request has exactly one final outcome; one that moved to send_request also has the outcome '
+    'requeued.';
 
 CREATE TABLE tokenkeeper.campaign_token (
     -- No constraints: PostgreSQL's message would show the token, and the server logs it. The trigger check_campaign_token refuses what is wrong.
@@ -164,12 +160,11 @@ CREATE TABLE tokenkeeper.campaign_token (
 );
 ALTER TABLE tokenkeeper.campaign_token REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.campaign_token IS
-    'The audience of a campaign created with tokens. Call enqueue with tokens => ''{}'', and COPY the list here in the same transaction. '
-    'Another campaign takes none (55000). The same token twice counts once. At COMMIT, a list that needs confirm => true is refused (22023). A transaction '
-    'that repeats enqueue with its idempotency_key '
-    'copies the same list again, or none: it is not added, and another list is refused at COMMIT (22023). A row is deleted once its token is addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token here; null if it was given to enqueue.';
-COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in upper or lower case. A malformed one is refused (23514).';
+    'The tokens of a campaign created with tokens => ''{}'', by COPY in the transaction of enqueue; another campaign takes none (55000). A repeated token '
+    'counts once. Raises 22023 at COMMIT for a list that needs confirm => true. A transaction that repeats enqueue with its idempotency_key copies the same '
+    'list, or none, and adds nothing; another list raises 22023 at COMMIT. A row is deleted once its token is addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token; null if enqueue was given it.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in either case. A malformed one raises 23514.';
 
 CREATE INDEX campaign_token_key ON tokenkeeper.campaign_token (campaign_id, tokenkeeper.token_key(token));
 
@@ -179,4 +174,4 @@ CREATE TABLE tokenkeeper.campaign_list (
     PRIMARY KEY (campaign_id, given_in)
 );
 COMMENT ON TABLE tokenkeeper.campaign_list IS
-    'Internal: the transaction copies tokens into campaign_token. The row has a trigger that checks the list at COMMIT, and deletes the row.';
+    'Internal: the transaction copies tokens into campaign_token. A trigger on this row checks the list at COMMIT, and deletes the row.';

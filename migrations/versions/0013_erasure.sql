@@ -12,11 +12,11 @@ CREATE TABLE tokenkeeper.erasure (
     seen_before  xid8
 );
 COMMENT ON TABLE tokenkeeper.erasure IS
-    'What forget was asked for, in the clear, for ten minutes and until nothing from before is left in a queue or an open transaction. Usually empty. Only '
-    'the owner and the functions of the schema read it.';
+    'What forget was asked to erase, in the clear, for ten minutes and until no queue or open transaction is older. Usually empty. Only the owner and the '
+    'functions of the schema read it.';
 COMMENT ON COLUMN tokenkeeper.erasure.forgotten_at IS 'What was reported until then is dropped.';
-COMMENT ON COLUMN tokenkeeper.erasure.names IS 'As names_in: the tokens, and the device or the user.';
-COMMENT ON COLUMN tokenkeeper.erasure.seen_before IS 'A transaction that had an id when a daemon first saw this row, and may not have seen it itself, has a smaller one. Null until then.';
+COMMENT ON COLUMN tokenkeeper.erasure.names IS 'As names_in returns them: the tokens, and the device or the user.';
+COMMENT ON COLUMN tokenkeeper.erasure.seen_before IS 'Null until a daemon sees the row. Transactions then open that may not have seen it have smaller ids.';
 
 CREATE INDEX erasure_names ON tokenkeeper.erasure USING gin (names);
 COMMENT ON INDEX tokenkeeper.erasure_names IS 'For the claim of requests.';
@@ -60,9 +60,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) IS
-    'Whom these texts may name: each device token of 8 bytes or more that is anywhere in them, in hex or base64 (also with line breaks, or with a blank, a dash '
-    'or a colon between the bytes), a shorter one if no other hex digits are in the text; and the device and the user. Tokens in lower hex, the others with d: and u: in front. It also '
-    'returns what only looks like a token. Of each of the four forms, the first 100, within the first 1,048,576 characters. Never raises an error.';
+    'Internal: whom these texts may name: each device token of 8 bytes or more in them, in hex or base64 (also broken by line breaks, blanks, dashes or '
+    'colons between the bytes), a shorter one if the text has no other hex digits; the device (with d: in front) and the user (u:). Tokens are in lower hex. '
+    'Finds the first 100 of each form, within the first 1,048,576 characters, and also what only looks like a token. Never raises an error.';
 
 CREATE INDEX rejected_result_names ON tokenkeeper.rejected_result USING gin (tokenkeeper.names_in(ARRAY[token, topic, body, environment, status, apns_id, error]) COLLATE "C");
 COMMENT ON INDEX tokenkeeper.rejected_result_names IS 'For forget.';

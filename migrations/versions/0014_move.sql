@@ -14,7 +14,7 @@ CREATE TABLE tokenkeeper.moved_row (
     content   jsonb NOT NULL
 );
 COMMENT ON TABLE tokenkeeper.moved_row IS
-    'Results and registrations that reached this database after their topic had moved. A daemon, or tokenkeeperd move, passes them on to the database that the map names.';
+    'Results and registrations that arrived after their topic had moved to another database. A daemon, or tokenkeeperd move, passes them on.';
 COMMENT ON COLUMN tokenkeeper.moved_row.content IS 'The row of the queue.';
 
 CREATE INDEX moved_row_topic ON tokenkeeper.moved_row (topic, row_id);
@@ -32,10 +32,9 @@ CREATE TABLE tokenkeeper.arrival (
     is_complete boolean NOT NULL DEFAULT false,
     PRIMARY KEY (source, topic, stream)
 );
-COMMENT ON TABLE tokenkeeper.arrival IS
-    'How far a topic has arrived from another database. Each batch says so in its own transaction, so a move that was interrupted goes on where it was.';
+COMMENT ON TABLE tokenkeeper.arrival IS 'How far a topic has arrived from another database, batch by batch, so that an interrupted move continues.';
 COMMENT ON COLUMN tokenkeeper.arrival.source IS 'The other database, by its name in the map.';
-COMMENT ON COLUMN tokenkeeper.arrival.stream IS 'copy and final: the first and the second time that all tokens come, each with an environment. rows: late rows of its queues.';
-COMMENT ON COLUMN tokenkeeper.arrival.position IS 'The last token that has come.';
-COMMENT ON COLUMN tokenkeeper.arrival.taken IS 'How many tokens or rows have come.';
-COMMENT ON COLUMN tokenkeeper.arrival.last_rows IS 'The row_ids of the last batch of rows. The source may send them again, if it was interrupted before it could delete them.';
+COMMENT ON COLUMN tokenkeeper.arrival.stream IS 'copy and final: all tokens of an environment, for the first and second time. rows: late rows of its queues.';
+COMMENT ON COLUMN tokenkeeper.arrival.position IS 'The last token that has arrived.';
+COMMENT ON COLUMN tokenkeeper.arrival.taken IS 'How many tokens or rows have arrived.';
+COMMENT ON COLUMN tokenkeeper.arrival.last_rows IS 'The row_ids of the last batch of rows, which an interrupted source may send again.';

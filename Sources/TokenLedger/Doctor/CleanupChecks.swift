@@ -29,7 +29,8 @@ extension DatabaseCheck {
                 .problem, "publications",
                 "publication \(name) includes a queue, and no subscriber keeps up with that"
                     + (isOfAll
-                        ? "; it is FOR ALL TABLES: make one that names its tables (docs/how-to/replicate.md)" : ""),
+                        ? "; it is FOR ALL TABLES: make one that names its tables (docs/how-to/back-up-and-restore.md)"
+                        : ""),
                 fixedBy: [command])
         }
         return problems(found, "publications", elseFine: "none includes a queue")

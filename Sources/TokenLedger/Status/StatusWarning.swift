@@ -168,7 +168,7 @@ struct StatusWarning {
         name: "publications",
         statement: """
             SELECT format('publication %s includes the queue, and its subscribers cannot keep up with that: '
-                          'see docs/how-to/replicate.md', p.pubname)
+                          'see docs/how-to/back-up-and-restore.md', p.pubname)
             FROM pg_catalog.pg_publication_tables AS p
             WHERE p.schemaname = 'tokenkeeper' AND p.tablename ~ '^(send_re(sult|quest)|registration)(_[0-7]|_retry|_backlog)?$'
             GROUP BY p.pubname

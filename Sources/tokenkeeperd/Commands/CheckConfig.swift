@@ -5,19 +5,19 @@ struct CheckConfig: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Check the configuration and print the settings in force.",
         discussion: """
-            If anything is wrong, prints every problem with its file and line, and exits with 78. Connects to nothing, unless --online is \
-            given. With --online, it also connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one. It \
-            verifies the certificates, sends one request for each topic and for a token that no device has, so that APNs says whether it accepts \
-            the credential, prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL \
-            as the user tokenkeeperd, like the service, unless --database-url names a database.
+            Prints each problem with its file and line, and exits with 78 if there is one. With --online, also \
+            connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one; verifies the \
+            certificates; sends one request per topic, for a token that no device has, so that APNs judges the \
+            credential; prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL as the \
+            user tokenkeeperd, like the service, unless --database-url names a database.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print only problems. Reads no credential, and no certificate to trust.")
+    @Flag(help: "Print only problems. Reads no credential and no certificate to trust.")
     var quiet = false
 
-    @Flag(help: "Also try the connections to PostgreSQL and APNs. Sends nothing to any device.")
+    @Flag(help: "Also try PostgreSQL and APNs. Sends nothing to any device.")
     var online = false
 
     func validate() throws {

@@ -11,15 +11,14 @@ internal import TokenModel
 struct ConfigurationOptions: ParsableArguments {
     @Option(
         help: ArgumentHelp(
-            "The configuration: a file, or a folder with tokenkeeperd.toml and conf.d/*.toml. [default: \(ConfigurationPlace.usual)]",
+            "The configuration: a file or a folder. [default: \(ConfigurationPlace.usual)]",
             valueName: "path"))
     var config: String?
 
-    @Option(
-        help: "The database, as a libpq connection string. Put a password into a file instead.")
+    @Option(help: "The database: a libpq connection string without a password.")
     var databaseURL: String?
 
-    @Option(name: .customLong("set"), help: "One setting, as key=value. May be repeated.")
+    @Option(name: .customLong("set"), help: "A setting, as key=value. May be repeated.")
     var settings: [String] = []
 
     init() {}

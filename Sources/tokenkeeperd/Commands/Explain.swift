@@ -7,7 +7,8 @@ struct Explain: ParsableCommand {
         commandName: "explain",
         abstract: "Explain why a token may or may not be sent to: its history, and what would revive it.",
         discussion: """
-            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the given digits match too many tokens.
+            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the digits match too many \
+            tokens.
             """)
 
     private static let role = "tokenkeeper_reader"
@@ -18,15 +19,15 @@ struct Explain: ParsableCommand {
     @Argument(help: ArgumentHelp("A device token in hex, or its first 8 or more digits.", valueName: "token"))
     var tokens: [String] = []
 
-    @Option(help: "Explain all tokens of this device instead.")
+    @Option(help: "Explain all tokens of this device.")
     var device: String?
 
-    @Option(help: "Explain all tokens of this user instead.")
+    @Option(help: "Explain all tokens of this user.")
     var user: String?
 
     @Option(
         help: ArgumentHelp(
-            "List the tokens of --topic that this expression of tags matches instead, such as 'news && !muted'.",
+            "List the tokens of --topic that match this expression of tags, as in 'news && !muted'.",
             valueName: "expression"))
     var tag: String?
 
@@ -36,7 +37,7 @@ struct Explain: ParsableCommand {
     @Option(help: "Only tokens of this environment: production or sandbox.")
     var environment: String?
 
-    @Flag(help: "Print one JSON array on one line, for programs.")
+    @Flag(help: "Print one JSON array on one line.")
     var json = false
 
     func validate() throws {

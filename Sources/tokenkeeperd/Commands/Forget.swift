@@ -7,9 +7,10 @@ struct Forget: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Erase a token, a device or a user: a person's right to erasure.",
         discussion: """
-            Deletes at once what is stored in the ledger, the history, campaigns, and held and rejected rows, in every topic and \
-            environment. A running daemon does the rest: what is queued. Needs the rights of tokenkeeper_app or tokenkeeper_operator. \
-            With --all, in all databases of the map. This cannot be undone; --dry-run counts first.
+            Deletes at once what the ledger, the history, campaigns, and held and rejected rows contain, in every \
+            topic and environment. A running daemon deletes what is queued. Needs the rights of tokenkeeper_app or \
+            tokenkeeper_operator. With --all, in all databases of the map. This cannot be undone; --dry-run counts \
+            first.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -17,13 +18,13 @@ struct Forget: ParsableCommand {
     @Option(help: "A device token.")
     var token: String?
 
-    @Option(help: "A device, by the device_id given to register, with all its tokens.")
+    @Option(help: "A device (device_id), with all its tokens.")
     var device: String?
 
-    @Option(help: "A user, by the user_id given to register, with all tokens of the user.")
+    @Option(help: "A user (user_id), with all its tokens.")
     var user: String?
 
-    @Flag(help: "Count only, and change nothing.")
+    @Flag(help: "Only count.")
     var dryRun = false
 
     func validate() throws {

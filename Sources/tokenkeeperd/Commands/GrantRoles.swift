@@ -5,18 +5,18 @@ struct GrantRoles: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "grants",
         abstract:
-            "Create the roles tokenkeeper_sender, _app, _reader, _monitor, _operator and _daemon, and grant each its rights.",
+            "Create the roles tokenkeeper_sender, _app, _reader, _monitor, _operator and _daemon, with their rights.",
         discussion: """
-            Can be repeated. Run it as an administrator, with the schema's owner as --owner. The login creates missing roles, which needs \
-            CREATEROLE; the owner does not need CREATEROLE, and loses it. Or run it as the owner; or let a DBA run what \
-            --print shows. Then grant the roles to your own, as in GRANT tokenkeeper_daemon TO my_daemon.
+            Can be repeated. Run it as an administrator who has CREATEROLE, with the schema's owner as --owner (the \
+            owner loses CREATEROLE); or as the owner; or let a DBA run what --print shows. Then grant the roles to \
+            your own, as in GRANT tokenkeeper_daemon TO my_daemon.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
     @OptionGroup var owner: OwnerOption
 
-    @Flag(help: "Print the SQL. Changes nothing.")
+    @Flag(help: "Only print the SQL.")
     var print = false
 
     func run() throws {

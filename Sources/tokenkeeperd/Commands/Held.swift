@@ -5,15 +5,14 @@ internal import TokenModel
 /// Lists, releases or discards what the mass-failure guard holds.
 struct Held: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "List, release or discard the results and logouts that the mass-failure guard holds.",
+        abstract: "List, release or discard what the mass-failure guard holds.",
         discussion: """
-            Suspects are BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs. They are held if, within a day, they \
-            would suppress too many of a topic's tokens (guard.allowance, guard.max_share): the sign of a misconfigured sender. \
-            If the sender is at fault, fix it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then \
-            `held discard`. If the tokens are really bad, run `held release`. \
-            With guard.hold_stale_share, 410s are held as well when too many active tokens turn stale within a day. \
-            Logouts from attached tables and files have a guard of their own with the same limits: a library may deactivate rows that \
-            nobody has logged out. What the application reports with unregister is never held.
+            Suspects (BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs) are held if, within a \
+            day, they would suppress too many of a topic's tokens (guard.allowance, guard.max_share). The same limits \
+            apply to logouts from attached tables and files, counted apart. With guard.hold_stale_share, other 410s \
+            are held, too. What the application reports with unregister is never held. If the sender is at fault, fix \
+            it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then `held discard`. \
+            If the tokens are really bad, run `held release`.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
@@ -72,10 +71,7 @@ struct Held: ParsableCommand {
     struct Which: ParsableArguments {
         @OptionGroup var topic: TopicOption
 
-        @Option(
-            help:
-                "Only what is held for this cause: suspect, stale (410s) or unregistered_by_app (logouts). [default: all]"
-        )
+        @Option(help: "Only this cause: suspect, stale (410s) or unregistered_by_app (logouts). [default: all]")
         var cause: String?
 
         func validate() throws {
@@ -85,7 +81,7 @@ struct Held: ParsableCommand {
 
     struct Release: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Let what is held of a topic count. A daemon records it within seconds.")
+            abstract: "Release what is held of a topic: a daemon records it within seconds.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -103,7 +99,7 @@ struct Held: ParsableCommand {
 
     struct Discard: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Delete what is held of a topic. It will never count.")
+            abstract: "Delete what is held of a topic: it never counts.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which

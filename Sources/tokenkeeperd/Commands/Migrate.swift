@@ -5,29 +5,25 @@ struct Migrate: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Create or upgrade the schema tokenkeeper.",
         discussion: """
-            Applies the versions that are missing and, if any file of functions or views has changed, all of these files, in one \
-            transaction. If all six roles exist, it also renews their rights. Run it as the role that is to own the schema: one \
-            that may CREATE in the database and is not a superuser; or as a member of that role, with --owner. Connect to \
+            Applies missing versions and, if functions or views have changed, all of their files, in one transaction. \
+            If all six roles exist, it also renews their rights. Run it as the role that is to own the schema, which \
+            may CREATE in the database and is not a superuser; or as a member of that role, with --owner. Connect to \
             PostgreSQL itself, not through a pooler.
 
-            If someone has built a view or anything else on an object that must be replaced, nothing is changed, and the error \
-            names what they have built.
+            If anything of yours is built on an object that must be replaced, nothing changes, and the error names it.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
     @OptionGroup var owner: OwnerOption
 
-    @Flag(
-        help:
-            "Also create missing roles, as `grants` does. The login needs CREATEROLE; the --owner does not, and loses it."
-    )
+    @Flag(help: "Also create missing roles, as `grants` does. The login needs CREATEROLE; the owner loses it.")
     var grants = false
 
-    @Flag(help: "Show what would be applied. Changes nothing.")
+    @Flag(help: "Only show what would be applied.")
     var dryRun = false
 
-    @Flag(help: "Print the SQL that would be run, for psql, as one transaction. Changes nothing.")
+    @Flag(help: "Only print the SQL, for psql, as one transaction.")
     var print = false
 
     func validate() throws {

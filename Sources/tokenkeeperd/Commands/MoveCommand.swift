@@ -8,26 +8,25 @@ struct MoveCommand: ParsableCommand {
         commandName: "move",
         abstract: "Move a topic, or a bucket of topics, to another database of the map.",
         discussion: """
-            Run it three times. First it copies all tokens, while both databases work. Then change the map on every host, and run it again: \
-            the old database names the new one to all who still call it, and the tokens come once more, with their history. When nothing \
-            comes any more, --end deletes them from the old database. It can be stopped at any time, and goes on where it was. Needs the rights of tokenkeeper_operator in both \
-            databases. A topic with an attached table cannot move.
+            Run it three times. First it copies all tokens, while both databases work. Then change the map on every \
+            host, and run it again: the old database names the new one to its callers, and the tokens are copied once \
+            more, with their history. When nothing more arrives, --end deletes them from the old database. An \
+            interrupted run continues where it stopped. Needs the rights of tokenkeeper_operator in both databases. A \
+            topic with an attached table cannot move.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Argument(help: "A topic, such as com.example.app, or the number of a bucket.")
+    @Argument(help: "A topic, or the number of a bucket.")
     var what: String
 
-    @Option(help: "The database to which it goes, by its name in the map.")
+    @Option(help: "The new database, by its name in the map.")
     var to: String
 
-    @Option(
-        help:
-            "The database in which it is. Default: the one to which the map leads, or from which it has begun to move.")
+    @Option(help: "The old database. [default: that of the map, or of the move that has begun]")
     var from: String?
 
-    @Flag(help: "End it: delete the tokens from the old database.")
+    @Flag(help: "End the move: delete the tokens from the old database.")
     var end = false
 
     func run() throws {

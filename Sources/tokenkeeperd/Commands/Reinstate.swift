@@ -4,35 +4,32 @@ internal import TokenModel
 
 struct Reinstate: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract:
-            "Undo the suspects, 410s or logouts that were received within a window.",
+        abstract: "Undo the suspects, 410s or logouts that were received within a window.",
         discussion: """
-            Undoes the damage of a misconfigured sender (--cause suspect), of a wave of 410s that was a mistake (--cause stale), or of \
-            logouts from an attached table or a file that were none (--cause unregistered_by_app), including results of the window that are recorded later. \
-            They go by when they were received (queued_at), never by when a request was sent or by APNs' timestamp: if APNs repeats \
-            the same 410 later, it counts. Logouts that the application itself reported with unregister stay. Whatever else is known about a token counts again, such as an older 410, suspect or \
-            unregistration. Tokens that were pruned meanwhile cannot be restored. An instant without a zone is in UTC. \
-            This cannot be undone; --dry-run counts first. \
-            The results are undone in short transactions. If the command is interrupted, the daemons complete it; the view \
-            tokenkeeper.reinstatement shows what is left.
+            Undoes the damage of a misconfigured sender (--cause suspect), of a mistaken wave of 410s (stale), or of \
+            mistaken logouts from an attached table or a file (unregistered_by_app). The window is when they were \
+            received (queued_at): if APNs repeats the same 410 later, it counts. Results of the window that are \
+            recorded later are undone, too. Logouts that the application reported with unregister stay. Whatever else \
+            is known about a token, such as an older 410, counts again. Pruned tokens cannot be restored. An instant \
+            without a zone is in UTC.
+
+            This cannot be undone; --dry-run counts first. If the command is interrupted, the daemons complete it; the \
+            view tokenkeeper.reinstatement shows what is left.
             """)
 
-    @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts from attached tables and files).")
+    @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts).")
     var cause = "suspect"
 
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var which: TopicOption
 
-    @Option(
-        help:
-            "The start of the window, as in 2026-11-06T20:00:00Z: when the first bad result, or logout, was received."
-    )
+    @Option(help: "When the first bad result or logout was received, as in 2026-11-06T20:00:00Z.")
     var since: String
 
     @Option(help: "The end of the window. [default: now]")
     var until: String?
 
-    @Flag(help: "Count only, and change nothing.")
+    @Flag(help: "Only count.")
     var dryRun = false
 
     func validate() throws {

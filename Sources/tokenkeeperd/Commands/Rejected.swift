@@ -5,9 +5,9 @@ internal import TokenModel
 /// Lists, requeues or discards the results and registrations that could not be understood.
 struct Rejected: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "List, requeue or discard the results and registrations that could not be understood.",
+        abstract: "List, requeue or discard results and registrations that could not be understood.",
         discussion: """
-            The tables tokenkeeper.rejected_result and tokenkeeper.rejected_registration keep them whole for
+            tokenkeeper.rejected_result and tokenkeeper.rejected_registration keep them whole for \
             sweep.rejected_retention. Fix them there with UPDATE.
             """,
         subcommands: [List.self, Requeue.self, Discard.self], defaultSubcommand: List.self)
@@ -17,7 +17,7 @@ struct Rejected: ParsableCommand {
         @Argument(help: "rejected_id values.")
         var ids: [Int64] = []
 
-        @Option(help: "Those whose error, as shown by `rejected list`, begins with this text.")
+        @Option(help: "Those whose error in `rejected list` begins with this text.")
         var error: String?
 
         @Flag(help: "All of them.")
@@ -74,8 +74,7 @@ struct Rejected: ParsableCommand {
 
     struct Requeue: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract:
-                "Put results or registrations back into their queue, with the time at which they were first queued.")
+            abstract: "Put results or registrations back into their queue, with their first queued_at.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice

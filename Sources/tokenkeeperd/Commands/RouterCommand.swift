@@ -12,16 +12,16 @@ struct RouterCommand: ParsableCommand {
     struct MigrateRouter: ParsableCommand {
         static let configuration = CommandConfiguration(
             commandName: "migrate",
-            abstract: "Make the functions of a router, or make them anew after the map or the release has changed.",
+            abstract: "Create the functions of a router; again after the map or the release has changed.",
             discussion: """
-                Needs PL/Proxy on the router's server, and a login that is a superuser, in a database without a ledger. The map is the file that \
-                map.file names. Each database needs the logins tokenkeeper_router_app, tokenkeeper_router_sender and tokenkeeper_router_reader. \
-                Exits with 69 if PostgreSQL refuses.
+                Needs PL/Proxy on the router's server, and a superuser's login to a database without a ledger. The map \
+                is the file that map.file names. Each database needs the logins tokenkeeper_router_app, \
+                tokenkeeper_router_sender and tokenkeeper_router_reader. Exits with 69 if PostgreSQL refuses.
                 """)
 
         @OptionGroup var options: ConfigurationOptions
 
-        @Flag(help: "Print the SQL instead, for psql. Connects to nothing.")
+        @Flag(help: "Only print the SQL, for psql. Connects to nothing.")
         var print = false
 
         func run() throws {

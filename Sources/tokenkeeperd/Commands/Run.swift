@@ -8,9 +8,8 @@ struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Run the daemon: drain, record, sweep, and send if credentials are configured.",
         discussion: """
-            On SIGTERM and SIGINT, the daemon finishes its running batches and exits with 0. On SIGUSR1 it sweeps, on SIGHUP it \
-            reloads the configuration. While PostgreSQL is unavailable, or its schema does not fit, it waits. \
-            It supports sd_notify(3), including the watchdog.
+            SIGTERM and SIGINT stop it, SIGUSR1 sweeps, SIGHUP reloads the configuration. While PostgreSQL is \
+            unavailable, or its schema does not fit, it waits. Supports sd_notify(3), including the watchdog.
             """)
 
     @OptionGroup var options: ConfigurationOptions

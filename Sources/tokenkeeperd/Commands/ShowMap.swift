@@ -5,13 +5,13 @@ struct ShowMap: ParsableCommand {
         commandName: "map",
         abstract: "Check the map of databases, or print which database has a topic.",
         discussion: """
-            The map is the file that map.file names. Without a topic, prints each database with its buckets and topics. Connects to nothing. \
-            Exits with 78 if the map is wrong.
+            Reads the file that map.file names, and connects to nothing. Without a topic, prints each database with \
+            its buckets and topics. Exits with 78 if the map is wrong.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Argument(help: "A topic, such as com.example.app.")
+    @Argument(help: "A topic.")
     var topic: String?
 
     @Option(name: .customLong("device"), help: "The device, for a topic that is split by device.")

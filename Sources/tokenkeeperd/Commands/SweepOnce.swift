@@ -7,19 +7,18 @@ struct SweepOnce: ParsableCommand {
         commandName: "sweep",
         abstract: "Sweep now, and print what was deleted.",
         discussion: """
-            With the rights of tokenkeeper_daemon, sweeps in this process. With those of tokenkeeper_operator, asks the running daemons \
-            for the sweep, waits for its end, and prints the same; the daemons' settings apply then, and not those of this command. Exits \
-            with 69 if no daemon is running then, with 75 if another sweep is running (the daemons sweep after it instead), and \
-            with 70 if the sweep failed, or refused to prune a topic because too large a share of its tokens is due \
-            (sweep.max_prune_share, sweep.prune_allowance).
+            With the rights of tokenkeeper_daemon, sweeps in this process. With those of tokenkeeper_operator, asks \
+            the running daemons, whose settings then apply, and waits for the end. Exits with 69 if no daemon is \
+            running then, with 75 if another sweep is running (the daemons sweep after it), and with 70 if the sweep \
+            failed or refused to prune a topic (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Count only, and delete nothing.")
+    @Flag(help: "Only count.")
     var dryRun = false
 
-    @Flag(help: "Prune all tokens that are due, whatever their share of a topic.")
+    @Flag(help: "Prune everything that is due, whatever its share of a topic.")
     var force = false
 
     func run() throws {

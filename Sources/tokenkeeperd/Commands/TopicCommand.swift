@@ -6,11 +6,11 @@ struct TopicCommand: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "topic",
         abstract: "Pause sending to a topic, or resume it.",
-        discussion: "Needs the rights of tokenkeeper_operator. With --all, on all databases of the map.",
+        discussion: "Needs the rights of tokenkeeper_operator.",
         subcommands: [Pause.self, Resume.self])
 
     struct Which: ParsableArguments {
-        @Argument(help: "The topic: the apns-topic header, as sent.")
+        @Argument(help: "The topic: the apns-topic header.")
         var topic: String
 
         @Option(help: "production or sandbox.")
@@ -21,12 +21,12 @@ struct TopicCommand: ParsableCommand {
 
     struct Pause: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Pause a topic: nothing more is sent to it, within a second.")
+            abstract: "Pause sending to a topic, within a second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Option(help: "Why, for others who look at the status.")
+        @Option(help: "Why, for others who read the status.")
         var reason = "paused by an operator"
 
         func run() throws {
@@ -37,7 +37,7 @@ struct TopicCommand: ParsableCommand {
 
     struct Resume: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "End a pause of a topic, and try what waits because APNs has refused it.")
+            abstract: "End a pause, and try what waits because APNs refused it.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which

@@ -7,17 +7,17 @@ struct Withdraw: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Undo a backfill or an import, such as one under the wrong topic.",
         discussion: """
-            Removes the tokens that it has made and that nothing has touched since, in batches, and says why it keeps the others. The source \
-            cannot be continued afterwards. Run it as the login that began the source, or with the rights of tokenkeeper_operator. Without \
-            SOURCE, lists what can be undone.
+            In batches, removes the tokens that it registered and nothing has touched since, and says why it keeps the \
+            others. The source cannot be continued afterwards. Run it as the login that began the source, or with the \
+            rights of tokenkeeper_operator. Without SOURCE, lists what can be undone.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Argument(help: "The number of the source, as the backfill or import has printed it.")
+    @Argument(help: "The number that the backfill or import has printed.")
     var source: Int64?
 
-    @Flag(help: "Count only, and remove nothing.")
+    @Flag(help: "Only count.")
     var dryRun = false
 
     private static let rights = "the login that began the source, or tokenkeeper_operator"

@@ -5,11 +5,12 @@ internal import TokenModel
 /// Attaches a table of the provider.
 struct Attach: ParsableCommand {
     static let configuration = CommandConfiguration(
-        abstract: "Attach a table of device tokens: from now on its changes reach the ledger by themselves.",
+        abstract: "Attach a table of device tokens: its changes reach the ledger by themselves.",
         discussion: """
-            Creates triggers on the table, which queue registrations and logouts. Each option is an SQL expression over the columns of a row; \
-            the name of a column is one. Run it as the table's owner, who must be a member of tokenkeeper_app: it refuses a superuser, and a \
-            login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. Rows that are there already need --backfill.
+            Creates triggers that queue registrations and logouts. Options are SQL expressions over the columns of a \
+            row, such as the name of a column. Run it as the table's owner, who must be a member of tokenkeeper_app: \
+            it refuses a superuser, and a login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. \
+            Existing rows need --backfill.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -18,7 +19,7 @@ struct Attach: ParsableCommand {
     @Option(help: "The device token: text or bytea.")
     var token: String
 
-    @Option(help: "The topic. One for all rows is a constant of SQL: \"'com.example.app'\".")
+    @Option(help: "The topic; a constant for all rows: \"'com.example.app'\".")
     var topic: String
 
     @Option(help: "Which rows count, such as \"platform = 'ios'\". [default: all]")
@@ -27,7 +28,7 @@ struct Attach: ParsableCommand {
     @Option(help: "production or sandbox. [default: 'production']")
     var environment: String?
 
-    @Option(help: "When the device registered last: a timestamptz. Nothing else may change it.")
+    @Option(help: "When the device last registered: a timestamptz that nothing else changes.")
     var registeredAt: String?
 
     @Option(help: "The device's identifier.")
@@ -39,25 +40,25 @@ struct Attach: ParsableCommand {
     @Option(help: "The tags: text[] or a JSON array.")
     var tags: String?
 
-    @Option(help: "True for a row that wants no pushes, such as 'logged_out_at IS NOT NULL'.")
+    @Option(help: "True for a row that wants no pushes, as in 'logged_out_at IS NOT NULL'.")
     var loggedOut: String?
 
     @Option(help: "Whether a deleted row is a logout: ignore or unregister. [default: ignore]")
     var onDelete: String?
 
-    @Option(help: "A name for the attachment. The second one of a table needs one. [default: that of the table]")
+    @Option(help: "The attachment's name; a table's second one needs it. [default: the table's]")
     var name: String?
 
     @Flag(help: "Also queue what logical replication applies to the table.")
     var always = false
 
-    @Flag(help: "Show what the expressions give for five rows, and what is wrong. Changes nothing.")
+    @Flag(help: "Only show what the expressions give for five rows, and what is wrong.")
     var dryRun = false
 
-    @Flag(help: "Then queue the rows that are there, as `tokenkeeperd backfill` does.")
+    @Flag(help: "Then queue the existing rows, as `tokenkeeperd backfill` does.")
     var backfill = false
 
-    @Flag(help: "Show the generated functions and triggers, too.")
+    @Flag(help: "Also show the generated functions and triggers.")
     var verbose = false
 
     func validate() throws {
@@ -108,8 +109,8 @@ struct Detach: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Detach a table: drop the triggers and functions of `attach`.",
         discussion: """
-            What the ledger knows stays, and what is queued is applied. Run it as the table's owner. It also works for a table that was \
-            dropped, by the name that it had.
+            The ledger keeps what it knows, and what is queued is applied. Run it as the table's owner. For a dropped \
+            table, give its former name.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -132,7 +133,7 @@ struct ListAttachments: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print the view tokenkeeper.attachment as one JSON array, for programs.")
+    @Flag(help: "Print the view tokenkeeper.attachment as one JSON array.")
     var json = false
 
     func run() throws {

@@ -6,19 +6,19 @@ internal import TokenModel
 struct BackfillTable: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "backfill",
-        abstract: "Queue the rows that an attached table already has, as registrations.",
+        abstract: "Queue the existing rows of an attached table, as registrations.",
         discussion: """
-            Reads the table in batches, by its key. Ctrl-C, a kill or a lost connection does no harm: run it again, and it continues where \
-            it stopped; each row is queued exactly once. Logged-out rows arrive as logged out. What cannot be understood goes to \
-            tokenkeeper.rejected_registration, with the row's key and the cause. It waits while many registrations are queued, so a daemon \
-            must be running. To undo it, run `tokenkeeperd withdraw`. Run it as the table's owner: it refuses a superuser, and a login with \
-            roles of tokenkeeperd that the owner lacks.
+            Reads the table in batches, by its key. If it was interrupted, run it again: it continues where it \
+            stopped, and queues each row exactly once. Logged-out rows arrive as logged out. What cannot be understood \
+            goes to tokenkeeper.rejected_registration, with the row's key and the cause. It waits while many \
+            registrations are queued, so a daemon must be running. To undo it, run `tokenkeeperd withdraw`. Run it as \
+            the table's owner; it refuses the same logins as `attach`.
             """)
 
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var table: TableOption
 
-    @Flag(help: "Only compare the table with the ledger, and exit with 1 if they differ.")
+    @Flag(help: "Only compare the table with the ledger; exit with 1 if they differ.")
     var check = false
 
     @Flag(help: "Compare, and queue what repairs the differences.")

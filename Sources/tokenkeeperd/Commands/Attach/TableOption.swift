@@ -5,7 +5,7 @@ internal import TokenLedger
 struct TableOption: ParsableArguments {
     @Argument(
         help: ArgumentHelp(
-            "The table, with its schema if several have the name; or the name of an attachment.", valueName: "table"))
+            "The table, with its schema if needed; or the name of an attachment.", valueName: "table"))
     var table: String
 
     /// Whose rights an error without rights asks for.

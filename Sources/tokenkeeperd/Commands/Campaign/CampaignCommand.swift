@@ -7,8 +7,8 @@ struct CampaignCommand: ParsableCommand {
         commandName: "campaign",
         abstract: "List campaigns, watch one, pause, resume or cancel it, or set its rate.",
         discussion: """
-            A campaign is what tokenkeeper.enqueue has created: one notification to many devices. A reader sees all campaigns, and a \
-            sender its own: those that its login has created. Operators may change any campaign, and a sender its own.
+            tokenkeeper.enqueue creates a campaign: one notification to many devices. Readers and operators see all \
+            campaigns, and operators may change them. A sender sees and changes those that its login has created.
             """,
         subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self, Rate.self],
         defaultSubcommand: List.self)
@@ -17,14 +17,14 @@ struct CampaignCommand: ParsableCommand {
     static let viewer = "tokenkeeper_reader, or for its own campaigns of tokenkeeper_sender"
 
     struct List: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "List the latest campaigns, the newest first.")
+        static let configuration = CommandConfiguration(abstract: "List the latest campaigns, newest first.")
 
         @OptionGroup var options: ConfigurationOptions
 
-        @Option(help: "How many to list: 1 to 10000.")
+        @Option(help: "How many: 1 to 10000.")
         var limit = 20
 
-        @Flag(help: "Print one JSON array, for programs.")
+        @Flag(help: "Print one JSON array.")
         var json = false
 
         func validate() throws {
@@ -48,7 +48,7 @@ struct CampaignCommand: ParsableCommand {
 
     /// Names a campaign.
     struct Which: ParsableArguments {
-        @Argument(help: "The number that enqueue has returned.")
+        @Argument(help: "The number that enqueue returned.")
         var id: Int64
 
         /// Prints that there is no such campaign.
@@ -63,19 +63,20 @@ struct CampaignCommand: ParsableCommand {
 
     struct Show: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Show what has become of a campaign so far.",
+            abstract: "Show the progress of a campaign.",
             discussion: """
-                With --watch, a progress bar on the terminal shows the campaign until it has ended; then, or when Ctrl-C ends the command, it \
-                prints the state. Ctrl-C does not touch the campaign. Where standard error is no terminal, nothing is drawn.
+                With --watch, draws a progress bar until the campaign has ended or Ctrl-C ends the command, and then \
+                prints the state. Ctrl-C does not touch the campaign. The bar is drawn only if standard error is a \
+                terminal.
                 """)
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Flag(help: "Wait for the end, with a progress bar. Exits with 70 if it is interrupted.")
+        @Flag(help: "Wait for the end, with a progress bar. Exits with 70 if interrupted.")
         var watch = false
 
-        @Flag(help: "Print one JSON object, for programs.")
+        @Flag(help: "Print one JSON object.")
         var json = false
 
         func run() throws {
@@ -97,7 +98,7 @@ struct CampaignCommand: ParsableCommand {
 
     struct Pause: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Pause a campaign: nothing more of it is sent, within a second.")
+            abstract: "Pause a campaign, within a second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -110,7 +111,7 @@ struct CampaignCommand: ParsableCommand {
     }
 
     struct Resume: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "Go on with a paused campaign.")
+        static let configuration = CommandConfiguration(abstract: "Resume a paused campaign.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -122,7 +123,7 @@ struct CampaignCommand: ParsableCommand {
 
     struct Cancel: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Cancel a campaign, for good: what has not been sent is not sent any more, within a second.")
+            abstract: "Cancel the rest of a campaign for good, within a second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -134,12 +135,12 @@ struct CampaignCommand: ParsableCommand {
 
     struct Rate: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Set how many requests of a campaign are sent per second, within a second.")
+            abstract: "Set how many requests of a campaign are sent per second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Argument(help: "Requests per second, by all daemons together: 1 to 1000000, or none for no limit.")
+        @Argument(help: "Requests per second, of all daemons together: 1 to 1000000, or none for no limit.")
         var rate: String
 
         private static let range = 1...1_000_000

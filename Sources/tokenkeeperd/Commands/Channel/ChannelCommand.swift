@@ -10,9 +10,10 @@ struct ChannelCommand: ParsableCommand {
         commandName: "channel",
         abstract: "Create, list, show or delete broadcast channels for Live Activities, or send to one.",
         discussion: """
-            A push to a channel reaches all devices whose Live Activity has subscribed to it. Apple keeps the channels, at most 10,000 for an \
-            app and environment: nothing of them is in the database. The commands use the credential that the daemon has for the \
-            app, so run them as the user who can read its files. Each is one request to APNs and is not repeated.
+            A push to a channel reaches all devices whose Live Activity has subscribed to it. Apple stores the \
+            channels, at most 10,000 per app and environment; the database does not. The commands use the daemon's \
+            credential for the app: run them as a user who can read its files. Each is one request to APNs and is not \
+            repeated.
             """,
         subcommands: [Create.self, List.self, Show.self, Delete.self, Send.self])
 
@@ -20,7 +21,7 @@ struct ChannelCommand: ParsableCommand {
     struct App: ParsableArguments {
         @OptionGroup var options: ConfigurationOptions
 
-        @Option(help: "The app's bundle identifier, such as com.example.app.")
+        @Option(help: "The app's bundle identifier.")
         var app: String
 
         @Option(help: "production or sandbox.")
@@ -118,7 +119,7 @@ struct ChannelCommand: ParsableCommand {
 
         @OptionGroup var app: App
 
-        @Argument(help: "The identifier of the channel.")
+        @Argument(help: "The channel's identifier.")
         var channel: String
 
         func run() throws {
@@ -129,11 +130,11 @@ struct ChannelCommand: ParsableCommand {
 
     struct Delete: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Delete a channel. Devices get nothing from it any more.")
+            abstract: "Delete a channel: devices get nothing more from it.")
 
         @OptionGroup var app: App
 
-        @Argument(help: "The identifier of the channel.")
+        @Argument(help: "The channel's identifier.")
         var channel: String
 
         func run() throws {
@@ -151,17 +152,16 @@ struct ChannelCommand: ParsableCommand {
 
         @OptionGroup var app: App
 
-        @Argument(help: "The identifier of the channel.")
+        @Argument(help: "The channel's identifier.")
         var channel: String
 
-        @Argument(help: "The payload, a JSON object. - reads it from standard input.")
+        @Argument(help: "The payload, a JSON object; - for standard input.")
         var payload: String
 
         @Option(help: "10 shows it at once, 5 saves power.")
         var priority = 10
 
-        @Option(
-            help: "How long APNs keeps it, such as 1h: for channels that keep the latest push. [default: not at all]")
+        @Option(help: "How long APNs keeps it, if the channel keeps the latest push, as in 1h. [default: not at all]")
         var keepFor: String?
 
         func validate() throws {

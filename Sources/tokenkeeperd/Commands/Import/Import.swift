@@ -8,12 +8,11 @@ struct Import: ParsableCommand {
         commandName: "import",
         abstract: "Import registrations or feedback from a file.",
         discussion: """
-            Queues each row of the file as a registration, or as a result if the file is feedback of APNs; the running daemons record \
-            them. A row that cannot be understood goes to a file, with its line and the cause, from which it can be fixed and imported \
-            again. An import that was interrupted or killed continues with the same command. Importing a file twice changes nothing, \
-            because the same registrations have the same times. \
-            Needs the rights of tokenkeeper_app, and for feedback those of tokenkeeper_sender as well. \
-            Exits with 1 if rows were refused, and with 70 if it was interrupted.
+            Queues each row for the running daemons: as a registration, or as a result if the file is feedback of \
+            APNs. A row that cannot be understood goes to a file, with its line and the cause: fix it there, and \
+            import that file. To continue an interrupted import, repeat the command. Importing a file twice changes \
+            nothing. Needs the rights of tokenkeeper_app, and for feedback also those of tokenkeeper_sender. Exits \
+            with 1 if rows were refused, and with 70 if it was interrupted.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -26,10 +25,10 @@ struct Import: ParsableCommand {
     @Option(help: "The file for refused rows. [default: the file's name with .rejected]")
     var rejects: String?
 
-    @Flag(help: "Read everything, print the summary and the first refused rows, and write nothing.")
+    @Flag(help: "Only read the file, and print the summary and the first refused rows.")
     var dryRun = false
 
-    @Flag(help: "Begin again, even if an earlier import of the file could continue.")
+    @Flag(help: "Begin again instead of continuing an earlier import of the file.")
     var restart = false
 
     func validate() throws {

@@ -29,40 +29,38 @@ struct ImportOptions: ParsableArguments {
 
     @Option(
         help: ArgumentHelp(
-            "csv, jsonl, apple-feedback (Apple's legacy feedback service), azure (registrations of Notification Hubs), pnsfeedback (its PnsFeedback files) or sygnal (Synapse's table pushers, as CSV).",
+            "apple-feedback: Apple's legacy feedback service; azure: registrations of Notification Hubs; pnsfeedback: its PnsFeedback files; sygnal: Synapse's table pushers, as CSV.",
             valueName: "format"))
     var format: Format
 
     @Option(
         help: ArgumentHelp(
-            "csv, jsonl: the column or key of a field: token, topic, environment, registered_at, device_id, user_id, tags or unregistered. May be repeated. [default: the column of that name]",
+            "csv, jsonl: the column or key of token, topic, environment, registered_at, device_id, user_id, tags or unregistered. May be repeated. [default: the field's name]",
             valueName: "field=column"))
     var column: [String] = []
 
-    @Flag(help: "csv: the first line is no header. --column gives the columns' numbers, from 1.")
+    @Flag(help: "csv: the file has no header; --column counts columns from 1.")
     var noHeader = false
 
-    @Option(help: "csv, sygnal: what separates the cells: one character, or tab. [default: ,]")
+    @Option(help: "csv, sygnal: the character between cells, or tab. [default: ,]")
     var delimiter: String?
 
-    @Option(help: "csv, jsonl, sygnal: a value with this text is absent, as an empty one is.")
+    @Option(help: "csv, jsonl, sygnal: a text that, like an empty one, means no value.")
     var null: String?
 
-    @Option(
-        help:
-            "csv, jsonl: what separates the tags in one text. Arrays of PostgreSQL and JSON are read too. [default: ,]")
+    @Option(help: "csv, jsonl: the character between tags. Arrays of PostgreSQL and JSON are read, too. [default: ,]")
     var tagSeparator: String?
 
-    @Option(help: "How times are written: auto, iso, seconds, milliseconds or microseconds. [default: auto]")
+    @Option(help: "The form of times: auto, iso, seconds, milliseconds or microseconds. [default: auto]")
     var timeFormat: String?
 
-    @Option(help: "The zone of times that name none, as in +09:00. [default: UTC]")
+    @Option(help: "The zone of times without one, as in +09:00. [default: UTC]")
     var utcOffset: String?
 
     @Option(help: "For rows without a time: when they were registered. [default: when the file was written]")
     var asOf: String?
 
-    @Option(help: "For rows without a topic: the apns-topic header, as sent.")
+    @Option(help: "For rows without a topic: the apns-topic header.")
     var topic: String?
 
     @Option(help: "For rows without an environment: production or sandbox.")
@@ -70,16 +68,16 @@ struct ImportOptions: ParsableArguments {
 
     @Option(
         help: ArgumentHelp(
-            "What else the file calls an environment, as in development=sandbox. May be repeated.",
+            "Another name of an environment in the file, as in development=sandbox. May be repeated.",
             valueName: "text=environment"))
     var environmentValue: [String] = []
 
-    @Option(help: "How tokens are written: hex, or base64 as well. [default: hex; of sygnal: base64]")
+    @Option(help: "The form of tokens: hex, or base64 as well. [default: hex; of sygnal: base64]")
     var tokenForm: TokenForm?
 
     @Option(
         help: ArgumentHelp(
-            "sygnal: an app to import, and its topic, with :sandbox if it is of the sandbox. May be repeated; other apps are skipped.",
+            "sygnal: an app to import and its topic, with :sandbox for the sandbox. May be repeated; other apps are skipped.",
             valueName: "app_id=topic"))
     var app: [String] = []
 

@@ -5,26 +5,27 @@ internal import TokenLedger
 struct ShowStatus: ParsableCommand {
     static let configuration = CommandConfiguration(
         commandName: "status",
-        abstract: "Print the view tokenkeeper.status: the queue, the tokens, the outbox, and warnings in words.",
+        abstract: "Print the view tokenkeeper.status: queue, tokens, outbox and warnings.",
         discussion: """
             Needs the rights of tokenkeeper_reader. Works on a standby.
 
-            With --check, it is a plug-in for Nagios, Icinga and the like: one line, performance data, and the exit status 0 (OK), \
-            1 (WARNING), 2 (CRITICAL: somebody has to get up) or 3 (UNKNOWN: no answer from PostgreSQL, or no schema).
+            With --check, it is a plug-in for Nagios and Icinga: one line, performance data, and the exit status 0 \
+            (OK), 1 (WARNING), 2 (CRITICAL: a person must act now) or 3 (UNKNOWN: PostgreSQL does not respond, or \
+            there is no schema).
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print one JSON object, for programs. Ages are in seconds.")
+    @Flag(help: "Print one JSON object. Ages are in seconds.")
     var json = false
 
-    @Flag(help: "Check as a monitoring plug-in does: one line, and the exit status 0, 1, 2 or 3.")
+    @Flag(help: "Check as a monitoring plug-in does.")
     var check = false
 
-    @Flag(help: "Draw the status on the terminal again and again, until q or Ctrl-C.")
+    @Flag(help: "Draw the status on the terminal repeatedly, until q or Ctrl-C.")
     var watch = false
 
-    @Option(help: "For --watch: the seconds between two looks, 1 to 3600.")
+    @Option(help: "For --watch: the seconds between two updates, 1 to 3600.")
     var interval = 2
 
     func validate() throws {
