@@ -57,10 +57,10 @@ struct MeasureCommand: ParsableCommand {
         let (report, sendingReport) = (Report(), Report())
         let machine = try Machine(cluster)
         let paper = Paper(
-            .ledger, report: report, machine: machine, scale: scale, isQuick: quick, isWhole: only == nil)
+            .ledger, report: report, machine: machine, isQuick: quick, isWhole: only == nil)
         // Sending has its own page, so that it can be measured again without the hour that the rest takes.
         let sendingPaper = Paper(
-            .sending, report: sendingReport, machine: machine, scale: scale, isQuick: quick,
+            .sending, report: sendingReport, machine: machine, isQuick: quick,
             isWhole: chosen.isSuperset(of: Measurement.allCases.filter(\.isSending)))
         // Writes after each measurement, so that an early end does not lose an hour of figures.
         let isLedger = !chosen.allSatisfy(\.isSending)

@@ -4,14 +4,13 @@ import Foundation
 struct Paper {
     /// The subject of a page.
     enum Subject: String {
-        case ledger = "README.md"
+        case ledger = "figures.md"
         case sending = "sending.md"
     }
 
     let subject: Subject
     let report: Report
     let machine: Machine
-    let scale: Scale
     let isQuick: Bool
     /// False if only some measurements were requested.
     let isWhole: Bool
@@ -19,12 +18,11 @@ struct Paper {
     private static let plotName = "drain.svg"
 
     init(
-        _ subject: Subject, report: Report, machine: Machine, scale: Scale, isQuick: Bool, isWhole: Bool = true
+        _ subject: Subject, report: Report, machine: Machine, isQuick: Bool, isWhole: Bool = true
     ) {
         self.subject = subject
         self.report = report
         self.machine = machine
-        self.scale = scale
         self.isQuick = isQuick
         self.isWhole = isWhole
     }
@@ -48,14 +46,9 @@ struct Paper {
                 + (isQuick ? ", **with QUICK=1: small sizes, no figures to keep**" : "")
                 + (isWhole ? "" : ", **only some of the measurements**")
                 + (report.isFinished ? "." : ", **which did not finish**."),
-            "Rates depend on the machine. Ratios are computed round by round, between contestants that did the same work in the same round",
-            "of the same run, in a different order each time. A figure with a range in parentheses is the median of \(scale.rounds) rounds, with the",
-            "minimum and the maximum. \"Once\" marks a single measurement.",
+            "[What each figure means](README.md#\(subject == .ledger ? "what-is-measured" : "sending")).",
             "",
         ]
-        if subject == .ledger {
-            lines += ["[Sending to APNs](sending.md) has its own page.", ""]
-        }
         if !report.bars.isEmpty { lines += ["![Results drained per second](\(Self.plotName))", ""] }
         lines += ["| measure | figure | target | |", "|---|---|---|---|"]
         for finding in report.findings {
@@ -75,35 +68,27 @@ struct Paper {
         lines.append(
             "| the daemon's\(subject == .ledger ? ", except freshness, start and rest, which have the defaults" : "") | \(Self.code(MeasuredDaemon.brisk)) |"
         )
-        lines +=
-            ["", "## How", ""]
-            + (subject == .ledger ? LedgerMethod(scale: scale).lines : SendingMethod(scale: scale).lines)
         return lines.joined(separator: "\n") + "\n"
     }
 
-    private var title: String { subject == .ledger ? "Benchmarks" : "Benchmarks of sending" }
+    private var title: String { subject == .ledger ? "Drain, gate and registration" : "Sending" }
 
     private var rates: [String] {
         var lines = [
             "", "## Rates and processor time", "",
         ]
-        switch subject {
-        case .ledger:
-            lines += [
-                "Rows are results, tokens or calls, depending on the work. Processor time is the total of all server processes, and of the daemons.",
-                "", "| work | contestant | rows per second | server, µs per row | daemon, µs per row |",
-            ]
-        case .sending:
-            lines += [
-                "Processor time is measured for the receiving and the sending process; for the outbox, for PostgreSQL's processes and the daemon.",
-                "", "| work | contestant | requests per second | server, µs per request | client, µs per request |",
-            ]
-        }
-        lines.append("|---|---|---|---|---|")
+        let row = subject == .ledger ? "row" : "request"
+        lines += [
+            "| contestant | \(row)s per second | server, µs per \(row) | \(subject == .ledger ? "daemon" : "client"), µs per \(row) |",
+            "|---|---|---|---|",
+        ]
+        var work = ""
         for rate in report.rates {
+            if rate.work != work { lines.append("| **\(rate.work)** | | | |") }
+            work = rate.work
             let daemon = rate.daemonMicroseconds.median > 0 ? rate.daemonMicroseconds.text() : ""
             lines.append(
-                "| \(rate.work) | \(rate.contestant) | \(rate.rowsPerSecond.text(0)) | \(rate.serverMicroseconds.text()) | \(daemon) |"
+                "| \(rate.contestant) | \(rate.rowsPerSecond.text(0)) | \(rate.serverMicroseconds.text()) | \(daemon) |"
             )
         }
         return lines

@@ -105,6 +105,53 @@ import Testing
         #expect(try database.psql("SELECT failed_sends, warnings FROM tokenkeeper.status") == "0|{}")
     }
 
+    @Test func `requests are overdue after five minutes, unless their topic is paused or its rate was used lately`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        let pages = "SELECT cause, topic FROM tokenkeeper.critical_warning WHERE cause <> 'no_daemon' ORDER BY 1, 2"
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
+            SELECT t, 'aa', '{}', clock_timestamp() - a::interval
+            FROM (VALUES ('late', '301 seconds'), ('young', '290 seconds'), ('paused', '1 hour'), ('slow', '1 hour'),
+                         ('stopped', '1 hour')) AS v (t, a);
+            INSERT INTO tokenkeeper.topic (environment, topic, max_per_second) VALUES
+                ('production', 'slow', 5), ('production', 'stopped', 5);
+            INSERT INTO tokenkeeper.topic_rate (topic_id, next_send_at)
+            SELECT topic_id, clock_timestamp() - CASE topic WHEN 'slow' THEN interval '4 minutes' ELSE interval '6 minutes' END
+            FROM tokenkeeper.topic;
+            SELECT tokenkeeper.pause_sending('paused')
+            """)
+        #expect(
+            try database.psql(pages) == "requests_wait|late\nrequests_wait|stopped\ntopic_paused|paused")
+        #expect(
+            try database.psql(
+                "SELECT critical_warnings = ARRAY(SELECT warning FROM tokenkeeper.critical_warning) FROM tokenkeeper.status"
+            )
+                == "t")
+    }
+
+    @Test func `four daemons of a host that ended within 15 minutes without stopping in order are a crash loop`() throws
+    {
+        let database = try TestCluster.shared.database()
+        func add(_ host: String, _ ends: Int, stopped: String = "NULL") throws {
+            try database.psql(
+                """
+                INSERT INTO tokenkeeper.daemon (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, stopped_at)
+                SELECT '\(host)/' || i || '/\(stopped)', '0.1.0', clock_timestamp() - interval '2 minutes',
+                       clock_timestamp() - interval '40 seconds', 0, true, \(stopped)
+                FROM generate_series(1, \(ends)) AS i
+                """)
+        }
+        try add("a", 3)
+        try add("a", 9, stopped: "clock_timestamp()")
+        try add("b", 4)
+        #expect(
+            try database.psql("SELECT warning FROM tokenkeeper.critical_warning WHERE cause = 'crash_loop'").hasPrefix(
+                "daemons on b have ended 4 times within 15 minutes"))
+    }
+
     @Test func `it has the age of the oldest request that is due, in a small outbox and in a large one`() throws {
         let database = try TestCluster.shared.database()
         let look = """

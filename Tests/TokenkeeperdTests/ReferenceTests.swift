@@ -334,8 +334,13 @@ private enum HelpText {
         let help = try ProgramRun([DaemonProcess.program] + command + ["--help"], environment: ["COLUMNS": "100"])
         try #require(help.status == 0, "\(command)")
         let marks = command.count == 1 ? "##" : "###"
+        // What every command has is said once, at the beginning of the page.
+        let own = help.output.replacing(#/  --config <path>(?s:.)*?  --set <set>[^\n]*\n/#, with: "")
+            .replacing(#/  --version [^\n]*\n  -h, --help [^\n]*(\n|$)/#, with: "")
+            .replacing(" [--config <path>] [--database-url <database-url>] [--set <set> ...]", with: "")
+            .replacing(#/OPTIONS:\s*(\n\n|$)/#, with: "")
         return "\(marks) tokenkeeperd \(command.joined(separator: " "))\n\n```text\n"
-            + help.output.trimmingCharacters(in: .newlines) + "\n```\n\n"
+            + own.trimmingCharacters(in: .newlines) + "\n```\n\n"
     }
 }
 
@@ -346,6 +351,8 @@ private struct Catalog: Decodable {
         var type: String
         var value: String?
         var comment: String?
+
+        var isInternal: Bool { comment?.hasPrefix("Internal") == true }
 
         /// As people write it, and not as the catalog spells it out.
         mutating func shorten() {
@@ -365,7 +372,23 @@ private struct Catalog: Decodable {
         var comment: String?
         var columns: [Column]
         var result: String?
+        /// Those of a function, as pg_get_function_arguments prints them.
+        var arguments: String?
         var grants: [Grant]
+
+        var isInternal: Bool { comment?.hasPrefix("Internal") == true }
+
+        /// As people write it, and not as the catalog spells it out.
+        mutating func shorten() {
+            for column in columns.indices { columns[column].shorten() }
+            result = result.map(Self.short)
+            arguments = arguments.map(Self.short)
+        }
+
+        private static func short(_ text: String) -> String {
+            text.replacing("timestamp with time zone", with: "timestamptz").replacing("tokenkeeper.", with: "")
+                .replacing(/::[a-z]+(\[\])?/, with: "")
+        }
     }
 
     var objects: [Object]
@@ -373,57 +396,74 @@ private struct Catalog: Decodable {
     init(_ connection: inout Connection) throws {
         let text = try #require(try connection.scalar(Self.query))
         objects = try JSONDecoder().decode([Object].self, from: Data(text.utf8))
-        for object in objects.indices {
-            for column in objects[object].columns.indices { objects[object].columns[column].shorten() }
-        }
+        for object in objects.indices { objects[object].shorten() }
     }
 
     /// The roles in the order of the pages: an object is described for the first one that may use it.
     private static let roles = ["sender", "app", "reader", "operator", "daemon", "monitor"]
 
+    /// The objects of a role. Of internal ones, only the names.
     func text(of role: String) -> String {
         var text = ""
+        var hidden: [String] = []
         for object in objects {
             guard Self.roles.first(where: { one in object.grants.contains { $0.role == one } }) == role else {
                 continue
             }
-            text += object.result == nil ? relation(object) : function(object)
-        }
-        return text
-    }
-
-    private func relation(_ object: Object) -> String {
-        var text = "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n"
-        text += "| column | type | default | meaning |\n|---|---|---|---|\n"
-        for column in object.columns {
-            let value = column.value.map { "`\($0)`" } ?? ""
-            text += "| `\(column.name)` | \(column.type) | \(value) | \(column.comment ?? "") |\n"
-        }
-        return text + "\n\(rights(object))\n\n"
-    }
-
-    private func function(_ object: Object) -> String {
-        let parameters = object.columns.map { $0.name }.joined(separator: ", ")
-        var text = "### \(object.name)(\(parameters))\n\n\(object.comment ?? "")\n\n"
-        if !object.columns.isEmpty {
-            text += "| parameter | type | default |\n|---|---|---|\n"
-            for column in object.columns {
-                text += "| `\(column.name)` | \(column.type) | \(column.value.map { "`\($0)`" } ?? "required") |\n"
-            }
-            text += "\n"
-        }
-        return text + "Returns: `\(object.result ?? "")`. \(rights(object))\n\n"
-    }
-
-    private func rights(_ object: Object) -> String {
-        let grants = Self.roles.compactMap { role in
-            object.grants.first { $0.role == role }.map { grant in
-                grant.rights == ["EXECUTE"]
-                    ? "`tokenkeeper_\(role)`"
-                    : "`tokenkeeper_\(role)` (\(grant.rights.joined(separator: ", ")))"
+            if object.isInternal {
+                if !hidden.contains("`\(object.name)`") { hidden.append("`\(object.name)`") }
+            } else {
+                text += object.result == nil ? relation(object, of: role) : function(object, of: role)
             }
         }
-        return "Roles: \(grants.joined(separator: ", "))."
+        return hidden.isEmpty ? text : text + "Internal: \(hidden.joined(separator: ", ")).\n\n"
+    }
+
+    /// Columns that stand together and have no comment share a line.
+    private func relation(_ object: Object, of role: String) -> String {
+        var lines: [String] = []
+        var bare: [String] = []
+        for column in object.columns where !column.isInternal {
+            let cell = "`\(column.name)` \(column.type)\(column.value.map { " = `\($0)`" } ?? "")"
+            guard let comment = column.comment else {
+                bare.append(cell)
+                continue
+            }
+            if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
+            bare = []
+            lines.append("\(cell): \(comment)")
+        }
+        if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
+        let hidden = object.columns.filter(\.isInternal).map { "`\($0.name)`" }
+        if !hidden.isEmpty { lines.append("Internal: \(hidden.joined(separator: ", "))") }
+        let list = lines.map { "- \($0)\n" }.joined()
+        return "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n\(list)\n"
+            + "\(rights(object, of: role))\n\n"
+    }
+
+    private func function(_ object: Object, of role: String) -> String {
+        let others = Self.roles.filter { one in
+            one != role && one != "daemon" && object.grants.contains { $0.role == one }
+        }
+        let also = others.isEmpty ? "" : ", also for \(others.joined(separator: ", "))"
+        return "### \(object.name)\n\n`\(object.name)(\(object.arguments ?? ""))` returns "
+            + "`\(object.result ?? "")`\(also)\n\n\(object.comment ?? "")\n\n"
+    }
+
+    /// Roles with the same rights together. The daemon's are of interest on its own page only.
+    private func rights(_ object: Object, of role: String) -> String {
+        var groups: [(roles: [String], rights: String)] = []
+        for one in Self.roles where one != "daemon" || role == "daemon" {
+            guard let grant = object.grants.first(where: { $0.role == one }) else { continue }
+            let rights = grant.rights.joined(separator: ", ")
+            if let same = groups.firstIndex(where: { $0.rights == rights }) {
+                groups[same].roles.append(one)
+            } else {
+                groups.append(([one], rights))
+            }
+        }
+        let texts = groups.map { "\($0.roles.joined(separator: ", ")) (\($0.rights))" }
+        return "Roles: \(texts.joined(separator: "; "))."
     }
 
     private static let query = """
@@ -451,7 +491,7 @@ private struct Catalog: Decodable {
             SELECT oid, json_agg(json_build_object('role', name, 'rights', words) ORDER BY name) AS list FROM rights GROUP BY oid
         ), object AS (
             SELECT c.relname::text AS name, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind,
-                   obj_description(c.oid, 'pg_class') AS comment, NULL AS result, g.list AS grants, (
+                   obj_description(c.oid, 'pg_class') AS comment, NULL AS result, NULL AS arguments, g.list AS grants, (
                        SELECT json_agg(json_build_object(
                            'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
                            'value', CASE WHEN a.attidentity <> '' THEN 'identity' WHEN a.attgenerated <> '' THEN 'generated'
@@ -462,7 +502,8 @@ private struct Catalog: Decodable {
                    ) AS columns
             FROM relation AS c JOIN grants AS g USING (oid)
             UNION ALL
-            SELECT p.proname, 'function', obj_description(p.oid, 'pg_proc'), pg_get_function_result(p.oid), g.list, coalesce((
+            SELECT p.proname, 'function', obj_description(p.oid, 'pg_proc'), pg_get_function_result(p.oid),
+                   pg_get_function_arguments(p.oid), g.list, coalesce((
                        SELECT json_agg(json_build_object(
                            'name', p.proargnames[n], 'type', format_type(p.proargtypes[n - 1], NULL),
                            'value', pg_get_function_arg_default(p.oid, n)) ORDER BY n)
@@ -471,7 +512,7 @@ private struct Catalog: Decodable {
             FROM pg_proc AS p JOIN grants AS g USING (oid)
         )
         SELECT json_agg(json_build_object('name', name, 'kind', kind, 'comment', comment, 'columns', columns, 'result', result,
-                                          'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C", columns::text COLLATE "C")::text
+                                          'arguments', arguments, 'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C", columns::text COLLATE "C")::text
         FROM object
         """
 }

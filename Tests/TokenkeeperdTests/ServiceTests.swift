@@ -406,4 +406,27 @@ import TokenModel
         never.stopped(inTime: true)
         #expect(never.status == "never was ready; waiting for PostgreSQL: no")
     }
+    @Test func `the reason why PostgreSQL is away is that of the drain, and ten seconds of silence are one`() {
+        var state = ServiceState()
+        let start = SuspendingClock.now
+        #expect(state.away == .connect && !state.isReady)
+        for part in [ServiceState.Part.drain, .sweep] {
+            state.beat(part, heardOfBy: start)
+            state.connected(part)
+        }
+        #expect(state.away == nil && state.isReady)
+        state.beat(.drain, heardOfBy: start, unansweredFor: .seconds(9))
+        #expect(state.away == nil && state.isReady)
+        state.beat(.drain, heardOfBy: start, unansweredFor: .seconds(10))
+        #expect(state.away == .connect && !state.isReady)
+        state.beat(.drain, heardOfBy: start)
+        state.obstacle("PostgreSQL refuses", away: .rights, of: .sweep, at: .now)
+        #expect(state.away == nil)
+        state.obstacle("PostgreSQL refuses", away: .rights, of: .drain, at: .now)
+        state.connecting(.drain, at: .now)
+        state.connected(.drain)
+        #expect(state.away == .rights, "a connection shows nothing about rights")
+        state.obstacle(nil, of: .drain, at: .now)
+        #expect(state.away == nil && Away(refusedWith: "53100") == .disk && Away(refusedWith: "23505") == nil)
+    }
 }

@@ -63,7 +63,7 @@ struct GrowthPage {
         lines += ["## Where", "", "| | |", "|---|---|"]
         lines += machine.lines.map { "| \($0.name) | \($0.value) |" }
         lines.append("| settings | `\(machine.settings.joined(separator: "`, `"))` |")
-        lines += ["", "## How", ""] + Self.method
+        lines += ["", "[What each figure means](README.md#a-growing-ledger)."]
         return lines.joined(separator: "\n") + "\n"
     }
 
@@ -132,24 +132,4 @@ struct GrowthPage {
         if value.isNaN { return "" }
         return String(format: value < 0.095 ? "%.4f" : value < 9.95 ? "%.2f" : value < 99.5 ? "%.1f" : "%.0f", value)
     }
-
-    private static let method = [
-        "- **The rows** have the shape that `register` and the results leave: three topics, tokens of 32 bytes, a `device_id` of 36 characters, a user for 70 %,",
-        "  three tags for 80 %, one more tag for one in a thousand; 3 % are suppressed, and one of these three has been for longer than the retention. 5 % have an",
-        "  event of the last 20 days. Neighbours in an index are anywhere in the table, as in a ledger that has grown for years.",
-        "- **The indexes** are built after each step, with pages 70 % full, as random insertions leave them (ln 2). So these are the sizes of a ledger that has",
-        "  grown row by row, and not those of one that was just restored.",
-        "- **Pages** of a call are the sum of `Shared Hit Blocks` and `Shared Read Blocks` of `EXPLAIN (ANALYZE, BUFFERS)`, with everything that its functions",
-        "  read; times are its `Execution Time`. The median of 300 calls of `is_sendable` and each kind of `register`, 20 of `sendable` and `status`; in a warm",
-        "  session, each in its own transaction, without waiting for the flush.",
-        "- **WAL** of a registration is its own. The step ends with a checkpoint, so nearly each page is changed for the first time since, and is written",
-        "  whole: the most that a registration costs.",
-        "- **The campaigns** are addressed by one call each, in a session that has addressed one before. The first part of everyone is what the first push waits for.",
-        "- **explain** is the whole command with its connection, of 20 tokens; the pages are those of all sessions of the database. So is **the sweep**, which",
-        "  prunes one in a hundred of the tokens that the step has added, with all its other steps; the figures are per pruned token.",
-        "- **The drain** is the daemon's, of a backlog in a sealed partition, as in [the benchmarks](README.md#how). `status` is read after it, while that daemon is",
-        "  at work. The longest statement is the daemon's longest by `pg_stat_statements`.",
-        "- **Vacuum** is that of the table of tokens with its indexes, with autovacuum's pauses (`vacuum_cost_delay` 2 ms): first what the sweep has pruned, then one",
-        "  that reads and freezes the whole table.",
-    ]
 }

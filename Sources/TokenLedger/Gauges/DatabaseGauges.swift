@@ -64,6 +64,26 @@ public struct DatabaseGauges: Sendable {
     ) throws(DatabaseError) {
         transaction = BatchTransaction(
             mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: timeLimit)
+        try readWarnings(on: &connection)
+        let names = labels.names
+        for gauge in TopicGauge.allCases {
+            byTopic[gauge] = try look(on: &connection) { connection throws(DatabaseError) in
+                try connection.query(gauge.query, [.texts(names), .text(TopicLabels.other)]).decode {
+                    row throws(DatabaseError) in
+                    Sample(
+                        environment: try row.read(), topic: try row.read(), detail: try row.read(),
+                        value: try row.read())
+                }
+            }
+        }
+        for total in DatabaseTotal.allCases {
+            totals[total] = try look(on: &connection) { connection throws(DatabaseError) in
+                try connection.query("SELECT (\(total.expression))::float8").value(Double?.self)
+            }.flatMap { $0 }
+        }
+    }
+
+    private mutating func readWarnings(on connection: inout Connection) throws(DatabaseError) {
         critical =
             try look(on: &connection) { connection throws(DatabaseError) in
                 try connection.query(
@@ -83,22 +103,6 @@ public struct DatabaseGauges: Sendable {
                     """
                 ).decode { row throws(DatabaseError) in (source: try row.read(), count: try row.read()) }
             } ?? []
-        let names = labels.names
-        for gauge in TopicGauge.allCases {
-            byTopic[gauge] = try look(on: &connection) { connection throws(DatabaseError) in
-                try connection.query(gauge.query, [.texts(names), .text(TopicLabels.other)]).decode {
-                    row throws(DatabaseError) in
-                    Sample(
-                        environment: try row.read(), topic: try row.read(), detail: try row.read(),
-                        value: try row.read())
-                }
-            }
-        }
-        for total in DatabaseTotal.allCases {
-            totals[total] = try look(on: &connection) { connection throws(DatabaseError) in
-                try connection.query("SELECT (\(total.expression))::float8").value(Double?.self)
-            }.flatMap { $0 }
-        }
     }
 
     private mutating func look<Value>(

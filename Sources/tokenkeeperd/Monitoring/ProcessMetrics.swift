@@ -56,12 +56,7 @@ final class ProcessMetrics: Sendable {
     func text(_ state: ServiceState, sweepInterval: Duration?, at now: Date = .now) -> String {
         let counts = counts.withLock { $0 }
         var text = MetricsText()
-        text.add(
-            "build_info", .gauge, "Always 1. The label is the version of this daemon.",
-            [([("version", "\(Daemon.version)")], 1)])
-        text.add(
-            "config_last_reload_successful", .gauge, "Whether the last reload of the configuration was accepted.",
-            state.refusedReload == nil ? 1 : 0)
+        addProcess(state, to: &text)
         text.add(
             "database_up", .gauge, "Whether the drain can work with PostgreSQL.", state.away == nil ? 1 : 0)
         text.add(
@@ -92,8 +87,17 @@ final class ProcessMetrics: Sendable {
             state.lastSweep.map { [([("outcome", $0.outcome)], $0.at.timeIntervalSince1970)] } ?? [])
         database.add(to: &text)
         sending.add(to: &text)
-        ProcessFigures.add(to: &text, startedAt: startedAt)
         return text.text
+    }
+
+    private func addProcess(_ state: ServiceState, to text: inout MetricsText) {
+        text.add(
+            "build_info", .gauge, "Always 1. The label is the version of this daemon.",
+            [([("version", "\(Daemon.version)")], 1)])
+        text.add(
+            "config_last_reload_successful", .gauge, "Whether the last reload of the configuration was accepted.",
+            state.refusedReload == nil ? 1 : 0)
+        ProcessFigures.add(to: &text, startedAt: startedAt)
     }
 
     private func add(_ results: Drain.Pass, to text: inout MetricsText) {

@@ -81,6 +81,30 @@ import Testing
         #expect(text.utf8.count + outbox < 1_000_000, "\(text.utf8.count) + \(outbox) bytes")
     }
 
+    @Test func `a critical warning has the whole name of its topic and the words of status, but no device token`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        let token = String(repeating: "0123abcd", count: 8)
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at)
+            SELECT t, 'aa', '{}', clock_timestamp() - interval '1 hour' FROM unnest('{com.example.nobody,x\(token)}'::text[]) AS t
+            """)
+        let metrics = ProcessMetrics(topicLabels: nil)
+        var daemon = try database.connect(user: "a_daemon")
+        metrics.database.take(try DatabaseGauges(TopicLabels(), on: &daemon), until: .now + .seconds(600))
+        let page = metrics.text(ServiceState(), sweepInterval: nil)
+        #expect(
+            !page.contains(token) && page.contains("topic=\"x0123abcd…\",warning=\"requests of x0123abcd… (production)")
+        )
+        #expect(
+            page.contains(
+                #"critical{cause="requests_wait",environment="production",topic="com.example.nobody",warning="requests of com"#
+            ))
+        #expect(page.contains("process_resident_memory_bytes ") && page.contains("process_open_fds "))
+    }
+
     /// The real daemon, real PostgreSQL.
     @Test func `a daemon exports what the database knows, whoever has counted it, and nothing once PostgreSQL is away`()
         throws
