@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` install what they need.
 
-.PHONY: help run fake-apns test soak reference fuzz test-deployment image test-image bench build release deb lint setup clean
+.PHONY: help run fake-apns test soak faults test-matrix reference fuzz test-deployment image test-image bench build release deb lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -20,6 +20,14 @@ soak: ## Before a release: random tests with new seeds and in full, the package 
 	@DEBIAN=bookworm scripts/test-deployment
 	@DEBIAN=trixie scripts/test-deployment
 	@scripts/test-image
+
+faults: setup ## Try what holds beside faults: three daemons, applications, and kills, failovers, locks, outages in random order. MINUTES=60 SEED=1.
+	@scripts/setup servers
+	@swift build --build-tests
+	@TEST_SOAK=whole FAULT_MINUTES='$(or $(value MINUTES),10)' TEST_SEED='$(or $(value SEED),random)' swift test --skip-build --disable-xctest --filter 'nothing is lost or counted twice, and no token'
+
+test-matrix: setup ## Run the tests of the SQL, and a minute of faults, on PostgreSQL 15, 17 and 18. VERSIONS='17 18': on these.
+	@VERSIONS='$(value VERSIONS)' exec scripts/test-matrix
 
 reference: setup ## Rewrite the generated parts of docs/reference and the man page from the sources.
 	@swift build --build-tests

@@ -8,7 +8,8 @@ public final class CuttingProxy: Sendable {
     /// How many connections were cut at each of the three moments.
     public let interruptions = Mutex([0, 0, 0])
 
-    private let server: Int
+    /// The port of the server.
+    private let server: Atomic<Int>
     private let listener: LoopbackListener
     private let chance: Mutex<SeededChance>
     private let interruptionsNow = Atomic(true)
@@ -20,7 +21,7 @@ public final class CuttingProxy: Sendable {
     private static let commit: [UInt8] = [UInt8(ascii: "Q"), 0, 0, 0, 11] + Array("COMMIT".utf8) + [0]
 
     public init(to server: Int, seed: UInt64) throws {
-        self.server = server
+        self.server = Atomic(server)
         chance = Mutex(SeededChance(seed: seed))
         listener = try LoopbackListener()
         Thread.detachNewThread { [self] in
@@ -31,6 +32,12 @@ public final class CuttingProxy: Sendable {
             }
         }
     }
+
+    /// New connections lead to this port from now on. Call `cut` for the others.
+    public func lead(to port: Int) { server.store(port, ordering: .releasing) }
+
+    /// From now on, cuts connections again.
+    public func misbehave() { interruptionsNow.store(true, ordering: .releasing) }
 
     /// From now on, cuts no more connections.
     public func behave() { interruptionsNow.store(false, ordering: .releasing) }
@@ -48,7 +55,7 @@ public final class CuttingProxy: Sendable {
         defer { Glibc.close(client) }
         let upstream = socket(AF_INET, Int32(SOCK_STREAM.rawValue), 0)
         defer { Glibc.close(upstream) }
-        var address = sockaddr_in(family: AF_INET, port: server, loopback: ())
+        var address = sockaddr_in(family: AF_INET, port: server.load(ordering: .acquiring), loopback: ())
         let connected = withUnsafePointer(to: &address) { pointer in
             pointer.withMemoryRebound(to: sockaddr.self, capacity: 1) {
                 connect(upstream, $0, socklen_t(MemoryLayout<sockaddr_in>.size)) == 0

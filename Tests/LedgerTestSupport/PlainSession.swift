@@ -51,12 +51,15 @@ final class PlainSession {
 }
 
 /// Sessions that can be reused. As many are open as were ever needed at once.
-final class IdleSessions: @unchecked Sendable {  // Behind the lock; a taken session has one user.
+public final class IdleSessions: @unchecked Sendable {  // Behind the lock; a taken session has one user.
     private let lock = NSLock()
     private var idle: [String: [PlainSession]] = [:]
 
+    public init() {}
+
     /// A statement that fails ends its session.
-    func run(_ sql: String, user: String, url: String) throws -> String {
+    @discardableResult
+    public func run(_ sql: String, user: String, url: String) throws -> String {
         var taken = lock.withLock { idle[user]?.popLast() }
         if taken?.isLost == true { taken = nil }
         let session = try taken ?? PlainSession(url)

@@ -58,9 +58,15 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
     static let asUser: [String] =
         getuid() == 0 ? ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] : []
 
-    /// The newest installed version of the server, and the folder of its programs.
+    /// The version of the server, and the folder of its programs: the newest that is installed.
     fileprivate static let (version, programs): (Int, String) = {
         let root = "/usr/lib/postgresql"
+        // `make test-matrix` brings others.
+        if let folder = ProcessInfo.processInfo.environment["TEST_POSTGRESQL"] {
+            let name = URL(fileURLWithPath: folder).lastPathComponent
+            guard let version = Int(name) else { fatalError("TEST_POSTGRESQL must end in a version: \(folder)") }
+            return (version, "\(folder)/bin")
+        }
         let versions = (try? FileManager.default.contentsOfDirectory(atPath: root)) ?? []
         guard let newest = versions.compactMap(Int.init).max() else { fatalError("no PostgreSQL below \(root)") }
         return (newest, "\(root)/\(newest)/bin")

@@ -425,6 +425,41 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "0")
     }
 
+    /// A trigger holds the batch after it has written the token, and before it looks for erasures.
+    @Test(arguments: ["registration", "send_result"])
+    func `what a batch wrote before somebody was forgotten is gone when it commits`(_ queue: String) throws {
+        let token = String(repeating: "ab12cd34", count: 8)
+        try database.psql(
+            """
+            CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN
+                    WHILE NOT pg_try_advisory_xact_lock_shared(hashtext(current_database())) LOOP PERFORM pg_sleep(0.01); END LOOP;
+                    RETURN NULL;
+                END $$;
+            CREATE TRIGGER wait AFTER INSERT ON tokenkeeper.ledger FOR EACH ROW EXECUTE FUNCTION public.wait()
+            """, user: "postgres")
+        var holder = try database.connect()
+        try holder.execute("SELECT pg_advisory_lock(hashtext(current_database()))")
+        let (columns, values) =
+            queue == "registration"
+            ? ("topic, token", "'t', '\(token)'")
+            : ("topic, token, status, body", "'t', '\(token)', '410', \(goneBody)")
+        try database.psql("INSERT INTO tokenkeeper.\(queue) (\(columns)) VALUES (\(values))")
+        let daemon = try DaemonProcess(database.url(), settings: ["sweep.interval=off"])
+        try eventually("the batch has written the token, and waits") {
+            try database.psql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'",
+                user: "postgres") == "1"
+        }
+        try database.psql("SELECT tokenkeeper.forget('\(token)')", user: "a_app")
+        try holder.execute("SELECT pg_advisory_unlock_all()")
+        try eventually("the batch has committed") {
+            try database.psql("SELECT count(*) FROM tokenkeeper.\(queue)") == "0"
+        }
+        #expect(try traces(token).filter { $0 != "erasure" } == [])
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `a token is found anywhere in a large body`() throws {
         let token = String(repeating: "ab12cd34", count: 8)
         try database.psql(

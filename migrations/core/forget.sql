@@ -448,6 +448,19 @@ COMMENT ON FUNCTION tokenkeeper.erase_again(tokenkeeper.erasure) IS
     'Repeats an erasure, for what running transactions wrote, and what moved from a queue to another table. Returns false if a token was locked: call it '
     'again later.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.erase_since(began timestamptz) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM tokenkeeper.erasure AS e WHERE e.forgotten_at >= began) THEN
+        PERFORM tokenkeeper.erase_again(e) FROM tokenkeeper.erasure AS e WHERE e.forgotten_at >= began;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.erase_since(timestamptz) IS
+    'Internal: repeats the erasures that have committed since a batch began, while it has its locks: what it wrote about them is gone at its COMMIT. Waits for no token.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_requests(ids bigint[], OUT is_complete boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

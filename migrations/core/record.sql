@@ -40,6 +40,7 @@ BEGIN
         changes := changes || judged.changes;
         holds := true;
     END LOOP;
+    PERFORM tokenkeeper.erase_since(receipt);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric) IS

@@ -195,6 +195,7 @@ BEGIN
         changes := logged_out.changes;
     END IF;
     again := tokenkeeper.resolve_devices(reported.checks || checks, receipt);
+    PERFORM tokenkeeper.erase_since(receipt);
 
     INSERT INTO tokenkeeper.registration_retry (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned,
         row_key, queued_at, partition_number, attempts, released)

@@ -99,6 +99,11 @@ protocol ImportFormat {
 
     /// Whether it is known that no record has this field.
     func lacks(_ field: ImportField) -> Bool
+
+    /// Why a file with this beginning is of another format; nil if it may be of this one.
+    ///
+    /// - Parameter beginning: The first line at least, or the whole file.
+    func fault(of beginning: ArraySlice<UInt8>) -> String?
 }
 
 extension ImportFormat {
@@ -109,4 +114,5 @@ extension ImportFormat {
     var isByLine: Bool { false }
 
     func lacks(_ field: ImportField) -> Bool { false }
+    func fault(of beginning: ArraySlice<UInt8>) -> String? { nil }
 }

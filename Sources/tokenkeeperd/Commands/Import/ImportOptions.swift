@@ -35,7 +35,7 @@ struct ImportOptions: ParsableArguments {
 
     @Option(
         help: ArgumentHelp(
-            "csv, jsonl: the column or key of token, topic, environment, registered_at, device_id, user_id, tags or unregistered. May be repeated. [default: the field's name]",
+            "csv, jsonl: the column or key of token, topic, environment, registered_at, device_id, user_id, tags, unregistered, or active (the opposite; only if named). May be repeated. [default: the field's name]",
             valueName: "field=column"))
     var column: [String] = []
 

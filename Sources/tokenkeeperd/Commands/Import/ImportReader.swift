@@ -36,6 +36,14 @@ struct ImportReader {
             if format.hasCauses, filled >= 4 || hasEnded, let fault = Self.fault(of: buffer.prefix(filled)) {
                 throw ImportProblem(fault)
             }
+            let isWhole = filled == buffer.count || hasEnded
+            if isWhole || buffer.prefix(filled).contains(.newline), let fault = format.fault(of: buffer.prefix(filled))
+            {
+                throw ImportProblem(fault)
+            }
+            if format.hasCauses, isWhole, Self.hasLinesOfCR(buffer.prefix(filled)) {
+                throw ImportProblem("the lines end with CR only: convert the file with tr '\\r' '\\n'")
+            }
             if place < filled {
                 let what: PartEnd = hasEnded ? .file : filled == buffer.count ? .limit : .more
                 switch try format.next(in: buffer, from: place, to: filled, then: what, into: &row) {
@@ -59,6 +67,10 @@ struct ImportReader {
         if rules.topic == nil, rules.apps == nil, format.lacks(.topic) {
             throw ImportProblem("no column has the topic: give --topic, or name the column with --column topic=NAME")
         }
+    }
+
+    private static func hasLinesOfCR(_ bytes: ArraySlice<UInt8>) -> Bool {
+        bytes.contains(UInt8(ascii: "\r")) && !bytes.contains(.newline)
     }
 
     /// What a text can never begin with.
@@ -146,7 +158,9 @@ struct ImportReader {
             switch rules.judge(row, sourceID: source, into: &batch.copy) {
             case .queued:
                 batch.queued += 1
+                summary.note(row, logsOut: rules.logsOut(row))
             case .doubtfulToken(let token):
+                summary.note(row, logsOut: rules.logsOut(row))
                 let prefix = batch.copy.takeRow()
                 batch.doubtful.append(
                     ImportBatch.DoubtfulRow(

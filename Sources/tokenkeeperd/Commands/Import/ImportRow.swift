@@ -1,6 +1,8 @@
 /// What a column or key of a file may be imported as.
 enum ImportField: Int, CaseIterable {
     case token, topic, environment, registeredAt, deviceID, userID, tags, unregistered
+    /// The opposite of `unregistered`.
+    case active
     /// Only of Synapse's pushers.
     case app, kind, enabled
 
@@ -15,6 +17,7 @@ enum ImportField: Int, CaseIterable {
         case .userID: "user_id"
         case .tags: "tags"
         case .unregistered: "unregistered"
+        case .active: "active"
         case .app: "app_id"
         case .kind: "kind"
         case .enabled: "enabled"
@@ -23,8 +26,11 @@ enum ImportField: Int, CaseIterable {
 
     /// Those that `--column` can map.
     static let mappable: [ImportField] = [
-        .token, .topic, .environment, .registeredAt, .deviceID, .userID, .tags, .unregistered,
+        .token, .topic, .environment, .registeredAt, .deviceID, .userID, .tags, .unregistered, .active,
     ]
+
+    /// Whether it comes from the column of its own name if none is named. `active` may mean many things.
+    var isFoundByName: Bool { self != .active }
 }
 
 /// One record of a file, as text: what a format has read, before any rule. It is used again for each record, so that a record

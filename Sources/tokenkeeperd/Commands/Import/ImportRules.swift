@@ -50,6 +50,9 @@ struct ImportRules {
             guard let token = value(.token, row) else { throw Refused("the token is empty") }
             try writeScope(row, into: &copy)
             let instant = try instant(row)
+            if instant < .beforeAPNs, queue == .result || value(.registeredAt, row) != nil {
+                throw Refused("the time is before 2008, when APNs did not exist", ancient(row))
+            }
             switch queue {
             case .registration:
                 copy.instant(instant)
@@ -59,7 +62,6 @@ struct ImportRules {
                 copy.plain(try isUnregistered(row) ? [UInt8(ascii: "t")] : [UInt8(ascii: "f")])
                 copy.plain(sourceID)
             case .result:
-                if instant < .beforeAPNs { throw Refused("the time is before 2008, when APNs did not exist") }
                 writeResult(row, at: instant, into: &copy)
             }
             if isPlainHex(row.bytes, token) {
@@ -200,7 +202,25 @@ struct ImportRules {
         copy.array(source, tags)
     }
 
-    private func isUnregistered(_ row: ImportRow) throws(Refused) -> Bool { try flag(.unregistered, row) ?? false }
+    private func isUnregistered(_ row: ImportRow) throws(Refused) -> Bool {
+        if try flag(.unregistered, row) == true { return true }
+        return try flag(.active, row) == false
+    }
+
+    /// Whether a row that was not refused is a logout.
+    func logsOut(_ row: ImportRow) -> Bool { (try? isUnregistered(row)) ?? false }
+
+    /// What a time before APNs probably is.
+    private func ancient(_ row: ImportRow) -> String? {
+        guard let range = value(.registeredAt, row) else { return nil }
+        let shown = "\"\(Self.shown(row, range))\""
+        return switch Double(row.word(range)) ?? 0 {
+        // 2008 to 2036.
+        case 220_000_000..<1_104_000_000: "\(shown): seconds since 2001, as Swift writes them, perhaps"
+        case 39_000..<60_000: "\(shown): days since 1899, as a spreadsheet writes them, perhaps"
+        default: shown
+        }
+    }
 
     private func flag(_ field: ImportField, _ row: ImportRow) throws(Refused) -> Bool? {
         guard let range = value(field, row) else { return nil }

@@ -21,6 +21,9 @@ struct ImportRun {
     let isDryRun: Bool
     let stop: ShutdownRequest
 
+    /// The fields of `--column`.
+    private var named: Set<ImportField> { Set(((try? ColumnMapping(reading.column)) ?? ColumnMapping()).named.keys) }
+
     private func isStopped() -> Bool { stop.isAsked }
 
     /// Tells apart imports of different files, or of one file that is read in different ways.
@@ -173,6 +176,7 @@ struct ImportRun {
             [
                 "\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"
             ]
+            + summary.coverage(named: named) + summary.missing(named: named)
             + summary.details + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
             + summary.samples.map { "  \(HistoryText.plain($0))" }
         return ImportOutcome(
@@ -188,7 +192,7 @@ struct ImportRun {
             "\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
         ]
         if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
-        lines += summary.details
+        lines += summary.missing(named: named) + summary.details
         if refused > 0 {
             var again = CopyText()
             again.instant(rules.asOf)

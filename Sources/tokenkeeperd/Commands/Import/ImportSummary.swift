@@ -1,8 +1,15 @@
+internal import TokenModel
+
 /// What an import has done, for people. Pure.
 struct ImportSummary {
     private(set) var queued = 0
     private(set) var refused = 0
     private(set) var skipped = 0
+    /// Of the rows that were not refused: how many have each field, and are logouts; and how long their tokens are, as text.
+    private var rows = 0
+    private var fields = [Int](repeating: 0, count: ImportField.allCases.count)
+    private var logouts = 0
+    private var lengths: [Int: Int] = [:]
     /// By cause, or reason.
     private var refusals: [String: Int] = [:]
     private var skips: [String: Int] = [:]
@@ -12,6 +19,36 @@ struct ImportSummary {
     /// The causes come from the file: there may be any number of them.
     private static let mostKinds = 50
     private static let mostSamples = 10
+
+    mutating func note(_ row: ImportRow, logsOut: Bool) {
+        rows += 1
+        for field in ImportField.allCases where row[field] != nil || field == .tags && row.tagList != nil {
+            fields[field.rawValue] += 1
+        }
+        if logsOut { logouts += 1 }
+        if let token = row[.token], lengths.count < Self.mostKinds { lengths[token.count, default: 0] += 1 }
+    }
+
+    /// What a person should see before an import, such as a column that is always empty.
+    ///
+    /// - Parameter named: The fields of `--column`.
+    func coverage(named: Set<ImportField>) -> [String] {
+        let shown = ImportField.mappable.filter { $0 != .token && (named.contains($0) || fields[$0.rawValue] > 0) }
+        return shown.map { "  \($0.name): in \(fields[$0.rawValue]) of \(counted(Int64(rows), "row", "rows"))" }
+            + (logouts > 0 ? ["  logs out \(counted(Int64(logouts), "token", "tokens"))"] : [])
+            + lengths.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.prefix(3).map {
+                "  tokens of \(counted(Int64($0.key), "character", "characters")): \($0.value)"
+            }
+    }
+
+    /// The named fields that no row has.
+    func missing(named: Set<ImportField>) -> [String] {
+        rows == 0
+            ? []
+            : ImportField.mappable.filter { named.contains($0) && fields[$0.rawValue] == 0 }.map {
+                "warning: \($0.name) is in none of \(counted(Int64(rows), "row", "rows")): check the name in --column"
+            }
+    }
 
     mutating func queue(_ rows: Int) { queued += rows }
 

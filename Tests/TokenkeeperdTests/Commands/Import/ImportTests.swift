@@ -235,6 +235,55 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration WHERE source_id = 3") == "3")
     }
 
+    @Test func `a positive flag logs out those who are not active, and a dry run shows how many and what no row has`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let file = try folder.write(
+            """
+            {"token":"aa","isActive":true,"lastSeen":"2025-10-01T10:00:00Z","active":false}
+            {"token":"bb","isActive":"false","lastSeen":"2025-10-01T10:00:00Z"}
+
+            """, to: "f.jsonl")
+        let arguments = [
+            file, "--format", "jsonl", "--topic", "t", "--column", "active=isActive", "--column",
+            "registered_at=lastseen",
+        ]
+        let dry = try run(arguments + ["--dry-run"], on: database)
+        for words in [
+            "registered_at: in 0 of 2 rows", "active: in 2 of 2 rows", "logs out 1 token", "tokens of 2 characters: 2",
+        ] {
+            #expect(dry.output.contains(words), "\(dry.output)")
+        }
+        let imported = try run(arguments, on: database)
+        #expect(
+            imported.status == 0 && imported.output.contains("warning: registered_at is in none of 2 rows"),
+            "\(imported)")
+        #expect(
+            try database.psql("SELECT token, unregistered FROM tokenkeeper.registration ORDER BY 1") == "aa|f\nbb|t")
+    }
+
+    @Test func `times before APNs, a whole document and lines of CR are no rows`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let times = try folder.write(
+            "token,registered_at\naa,780000000.123\nbb,45931.4167\ncc,1999-01-01\ndd,2025-01-01\n", to: "f.csv")
+        let refused = try run([times, "--dry-run"] + usual, on: database)
+        #expect(refused.output.contains("would queue 1, refuse 3"), "\(refused.output)")
+        #expect(refused.output.contains("seconds since 2001") && refused.output.contains("days since 1899"))
+        for (text, format, words) in [
+            ("[{\"token\":\"aa\"}]\n", "jsonl", "one JSON document"),
+            ("{\n\"Endpoints\":[]}\n", "jsonl", "one JSON document"),
+            ("token\raa\rbb\r", "csv", "end with CR only"),
+        ] {
+            let file = try folder.write(text, to: "g")
+            let told = try run([file, "--format", format, "--topic", "t"], on: database)
+            #expect(told.status == 70 && told.errors.contains(words), "\(told)")
+        }
+        #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "0")
+    }
+
     @Test func `a dry run writes nothing`() throws {
         let database = try TestCluster.shared.database()
         let folder = try TemporaryDirectory()

@@ -50,7 +50,7 @@ import Testing
             ])
         #expect(
             read.refused == [
-                "2 the time is before 2008, when APNs did not exist", "4 the last tuple is cut off",
+                "2 the time is before 2008, when APNs did not exist: \"0\"", "4 the last tuple is cut off",
             ])
         #expect(Array(read.rejects.utf8) == Self.tuple(0, [1]) + [1, 2, 3])
         #expect(read.causes.split(separator: "\n").count == 2 && read.causes.hasPrefix("tuple 2: "))

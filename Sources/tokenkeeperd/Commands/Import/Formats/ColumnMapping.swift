@@ -40,7 +40,10 @@ struct ColumnMapping: Equatable {
     func field(of column: String) -> ImportField? {
         named.first { $0.value == column }?.key
             ?? (isComplete
-                ? nil : ImportField.mappable.first { named[$0] == nil && $0.name == column.lowercased() })
+                ? nil
+                : ImportField.mappable.first {
+                    $0.isFoundByName && named[$0] == nil && $0.name == column.lowercased()
+                })
     }
 
     /// The field of each column of a header.

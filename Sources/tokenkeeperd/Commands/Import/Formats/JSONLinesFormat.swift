@@ -8,7 +8,17 @@ struct JSONLinesFormat: ImportFormat {
     var isByLine: Bool { true }
 
     init(_ mapping: ColumnMapping) {
-        keys = ImportField.mappable.map { (Array((mapping.named[$0] ?? $0.name).utf8), $0) }
+        keys = ImportField.mappable.compactMap { field in
+            (mapping.named[field] ?? (field.isFoundByName ? field.name : nil)).map { (Array($0.utf8), field) }
+        }
+    }
+
+    func fault(of beginning: ArraySlice<UInt8>) -> String? {
+        let line = beginning.drop { $0.isBlank }.prefix { $0 != .newline }
+        let isOpen = line.first == UInt8(ascii: "{") && !line.contains(UInt8(ascii: "}"))
+        return line.first == UInt8(ascii: "[") || isOpen
+            ? "the file is one JSON document, expected an object on each line: make them with jq -c '.[]', or with '.NAME[]' for a list within an object"
+            : nil
     }
 
     mutating func next(
