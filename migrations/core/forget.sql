@@ -448,18 +448,30 @@ COMMENT ON FUNCTION tokenkeeper.erase_again(tokenkeeper.erasure) IS
     'Repeats an erasure, for what running transactions wrote, and what moved from a queue to another table. Returns false if a token was locked: call it '
     'again later.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.erase_since(began timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION tokenkeeper.known_erasures() RETURNS bigint[]
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+RETURN ARRAY(SELECT e.erasure_id FROM tokenkeeper.erasure AS e);
+COMMENT ON FUNCTION tokenkeeper.known_erasures() IS 'Internal: the erasures that a batch knows when it begins.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.erase_since(known bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM tokenkeeper.erasure AS e WHERE e.forgotten_at >= began) THEN
-        PERFORM tokenkeeper.erase_again(e) FROM tokenkeeper.erasure AS e WHERE e.forgotten_at >= began;
+    IF EXISTS (SELECT FROM tokenkeeper.erasure AS e WHERE e.erasure_id <> ALL (known)) THEN
+        -- Two that delete the same events, in different orders, would wait for each other. A batch does not wait.
+        LOCK TABLE tokenkeeper.erasure IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+        PERFORM tokenkeeper.erase_again(e)
+        FROM (SELECT e FROM tokenkeeper.erasure AS e WHERE e.erasure_id <> ALL (known) ORDER BY e.erasure_id LIMIT 20) AS s (e);
     END IF;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    NULL; -- finish_erasures does it.
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.erase_since(timestamptz) IS
-    'Internal: repeats the erasures that have committed since a batch began, while it has its locks: what it wrote about them is gone at its COMMIT. Waits for no token.';
+COMMENT ON FUNCTION tokenkeeper.erase_since(bigint[]) IS
+    'Internal: repeats the erasures that have committed since a batch began, while it has its locks, so that what it wrote in the ledger about them is gone at its COMMIT. '
+    'Leaves it to finish_erasures if another one runs.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.erase_requests(ids bigint[], OUT is_complete boolean)
 LANGUAGE plpgsql
@@ -506,6 +518,12 @@ BEGIN
     -- An id in the future is that of another cluster: the database was restored.
     UPDATE tokenkeeper.erasure AS e SET seen_before = pg_snapshot_xmax(pg_current_snapshot())
     WHERE coalesce(e.seen_before > pg_snapshot_xmax(pg_current_snapshot()), true);
+    -- One that runs at the same time might delete the same events in another order.
+    BEGIN
+        LOCK TABLE tokenkeeper.erasure IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN 0;
+    END;
     -- Each transaction that may not have seen it has ended.
     ripe := ARRAY(
         SELECT e FROM tokenkeeper.erasure AS e

@@ -18,6 +18,7 @@ DECLARE
     batch tokenkeeper.token_report[];
     judged record;
     merged record;
+    erasures bigint[] := tokenkeeper.known_erasures();
 BEGIN
     reports := tokenkeeper.without(reports, tokenkeeper.forgotten_results(reports));
     moved := '{}';
@@ -40,7 +41,7 @@ BEGIN
         changes := changes || judged.changes;
         holds := true;
     END LOOP;
-    PERFORM tokenkeeper.erase_since(receipt);
+    PERFORM tokenkeeper.erase_since(erasures);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.record(tokenkeeper.token_report[], bigint, numeric, numeric) IS

@@ -167,6 +167,7 @@ DECLARE
     checks tokenkeeper.device_check[];
     waits integer[];
     again integer;
+    erasures bigint[] := tokenkeeper.known_erasures();
 BEGIN
     rows := tokenkeeper.set_moved_aside(tokenkeeper.not_forgotten(rows));
     SELECT * INTO reported FROM tokenkeeper.read_registrations(apply_registrations.rows, receipt);
@@ -195,7 +196,6 @@ BEGIN
         changes := logged_out.changes;
     END IF;
     again := tokenkeeper.resolve_devices(reported.checks || checks, receipt);
-    PERFORM tokenkeeper.erase_since(receipt);
 
     INSERT INTO tokenkeeper.registration_retry (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned,
         row_key, queued_at, partition_number, attempts, released)
@@ -216,6 +216,7 @@ BEGIN
             apply_registrations.rows, reported.faulty, reported.faults, apply_registrations.rejected_allowance) AS r;
     END IF;
     applied := total - rejected - held - waiting;
+    PERFORM tokenkeeper.erase_since(erasures);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.apply_registrations(tokenkeeper.registration[], bigint, numeric, bigint) IS

@@ -343,15 +343,19 @@ WITH latest AS (
 ), overdue AS MATERIALIZED (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
                 THEN ARRAY(SELECT o FROM tokenkeeper.overdue_requests() AS o)
-                ELSE (SELECT c.pages FROM tokenkeeper.status_cache AS c
-                      WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes') END AS pages
+                ELSE coalesce((SELECT c.pages FROM tokenkeeper.status_cache AS c
+                               WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes'),
+                              ARRAY(SELECT o FROM tokenkeeper.overdue_requests() AS o)) END AS pages
 ), crashing AS (
-    -- A daemon that stops in order signs off.
+    -- A daemon that stops in order signs off. One that is only silent has no successor.
     SELECT array_agg(ROW('crash_loop', '', '', format('daemons on %s have ended %s times within 15 minutes without stopping in order; on that host, run: '
                                                       'journalctl -u tokenkeeperd', c.host, c.ends))::tokenkeeper.page ORDER BY c.host) AS pages
-    FROM (SELECT split_part(d.daemon_id, '/', 1) AS host, count(*) AS ends FROM tokenkeeper.daemon AS d
-          WHERE d.started_at > clock_timestamp() - interval '15 minutes' AND d.heartbeat_at < clock_timestamp() - interval '30 seconds'
-            AND d.stopped_at IS NULL GROUP BY 1 HAVING count(*) >= 4 ORDER BY 1 LIMIT 20) AS c
+    FROM (SELECT d.host, count(*) AS ends
+          FROM (SELECT *, regexp_replace(daemon_id COLLATE "C", '/[^/]*/[^/]*$', '') AS host FROM tokenkeeper.daemon) AS d
+          WHERE d.started_at > clock_timestamp() - interval '15 minutes' AND d.stopped_at IS NULL
+            AND EXISTS (SELECT FROM tokenkeeper.daemon AS n
+                        WHERE n.started_at > d.heartbeat_at AND regexp_replace(n.daemon_id COLLATE "C", '/[^/]*/[^/]*$', '') = d.host)
+          GROUP BY 1 HAVING count(*) >= 4 ORDER BY 1 LIMIT 20) AS c
 ), critical AS (
     -- The one place that decides what is critical: what somebody has to get up for. All other warnings can wait for the morning.
     SELECT c.pages, ARRAY(SELECT p.warning FROM unnest(c.pages) WITH ORDINALITY AS p ORDER BY p.ordinality) AS words

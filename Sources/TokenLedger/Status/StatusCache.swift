@@ -36,8 +36,8 @@ public struct StatusCache {
         var words: [(source: String, word: String)] = []
         /// Since when the oldest unclaimed request of the outbox has been due, or will be.
         var oldestDueAt: Instant?
-        /// The topics whose requests are overdue: rows of `overdue_requests()`, each as text.
-        var overdue: [String] = []
+        /// The topics whose requests are overdue: rows of `overdue_requests()`, each as text. Nil if that look failed.
+        var overdue: [String]?
     }
 
     /// Refreshes the cache if it is time and no other daemon has just done so.
@@ -90,8 +90,10 @@ public struct StatusCache {
             if let rows = rows?.first { findings.rows.append((table, rows)) }
         }
         findings.oldestDueAt = try oldestDueAt(on: &connection)
-        findings.overdue =
-            try look("SELECT o::text FROM tokenkeeper.overdue_requests() AS o", String.self, on: &connection) ?? []
+        findings.overdue = try look(
+            "SELECT o::text FROM tokenkeeper.overdue_requests() AS o", String.self, on: &connection)
+        // Without them, the row of the outbox stays as it was, until it is too old.
+        if findings.overdue == nil { findings.rows.removeAll { $0.source == "send_request" } }
         for table in ["rejected_result", "rejected_registration"] {
             let lately = try look(
                 """
@@ -155,7 +157,7 @@ public struct StatusCache {
                     [
                         .texts(findings.rows.map(\.source)), .int8s(findings.rows.map(\.rows)),
                         .texts(findings.words.map(\.source)), .texts(findings.words.map(\.word)),
-                        .int8(pause.microseconds), .instant(findings.oldestDueAt), .texts(findings.overdue),
+                        .int8(pause.microseconds), .instant(findings.oldestDueAt), .texts(findings.overdue ?? []),
                     ])
             }
         }

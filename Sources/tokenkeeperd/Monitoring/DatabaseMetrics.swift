@@ -23,13 +23,15 @@ final class DatabaseMetrics: Sendable {
         for (gauge, samples) in gauges.byTopic {
             byTopic[gauge] = samples.map { (MetricsText.text(gauge.labels(of: $0)), $0.value) }
         }
+        // Two may look the same once they are shortened.
+        var seen: Set<String> = []
         let critical = gauges.critical.map { page in
             let labels = [
                 ("cause", page.cause), ("environment", page.environment), ("topic", Self.withoutTokens(page.topic)),
                 ("warning", Self.withoutTokens(page.warning)),
             ]
             return (labels: MetricsText.text(labels), value: 1.0)
-        }
+        }.filter { seen.insert($0.labels).inserted }
         let warnings = gauges.warnings.map { (MetricsText.text([("source", $0.source)]), Double($0.count)) }
         let taken = Snapshot(
             byTopic: byTopic, totals: gauges.totals, critical: critical, warnings: warnings, until: until)

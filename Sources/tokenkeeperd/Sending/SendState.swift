@@ -108,7 +108,9 @@ struct SendState {
     var awaitsAnswer: Bool { servers.values.contains { $0.silence != nil } }
 
     /// Since when requests of a credential have been submitted without any response.
-    var unanswered: [CredentialScope: ContinuousClock.Instant] { servers.compactMapValues(\.silence?.since) }
+    var unanswered: [CredentialScope: ContinuousClock.Instant] {
+        servers.compactMapValues { $0.requests.isEmpty && $0.silence?.failure == nil ? nil : $0.silence?.since }
+    }
 
     /// Everything that keeps requests waiting: one sentence for each cause.
     func problems(at now: ContinuousClock.Instant) -> [String] { waiting(at: now).map(\.words) }

@@ -42,6 +42,7 @@ struct Prometheus {
     private struct Alerts: Decodable {
         struct Alert: Decodable {
             var labels: [String: String]
+            var annotations: [String: String]
             var state: String
         }
         var alerts: [Alert]
@@ -54,6 +55,11 @@ struct Prometheus {
             try ask("/api/v1/alerts", Alerts.self).alerts.filter { $0.state == "firing" }.map { alert in
                 let name = alert.labels["alertname"]?.dropFirst("Tokenkeeper".count) ?? ""
                 let about = ["topic", "reason", "source"].compactMap { alert.labels[$0] }.first { !$0.isEmpty }
+                if name == "DatabaseAway" {
+                    return name + (alert.annotations["summary"]?.drop { $0 != "(" }.filter(\.isLetter)).map {
+                        " \($0)"
+                    }!
+                }
                 return about.map { "\(name) \($0)" } ?? String(name)
             })
     }

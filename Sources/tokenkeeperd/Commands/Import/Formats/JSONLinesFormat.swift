@@ -14,8 +14,10 @@ struct JSONLinesFormat: ImportFormat {
     }
 
     func fault(of beginning: ArraySlice<UInt8>) -> String? {
-        let line = beginning.drop { $0.isBlank }.prefix { $0 != .newline }
-        let isOpen = line.first == UInt8(ascii: "{") && !line.contains(UInt8(ascii: "}"))
+        let text = beginning.starts(with: Bytes.byteOrderMark) ? beginning.dropFirst(3) : beginning
+        let line = text.drop { $0.isBlank }.prefix { $0 != .newline }
+        // As it is printed for people.
+        let isOpen = line.first == UInt8(ascii: "{") && line.dropFirst().allSatisfy(\.isBlank)
         return line.first == UInt8(ascii: "[") || isOpen
             ? "the file is one JSON document, expected an object on each line: make them with jq -c '.[]', or with '.NAME[]' for a list within an object"
             : nil
