@@ -10,7 +10,7 @@ import Testing
 /// `make faults SEED=1 MINUTES=60` lasts an hour, with the pauses of production.
 @Suite(.ownThread) struct `Life among faults` {
     private static let minutes =
-        ProcessInfo.processInfo.environment["FAULT_MINUTES"].flatMap(Double.init) ?? (Soak.isWhole ? 60 : 2)
+        ProcessInfo.processInfo.environment["FAULT_MINUTES"].flatMap(Double.init) ?? (Soak.isWhole ? 60 : 0.25)
     private static let isLong = minutes >= 10
 
     @Test func `nothing is lost or counted twice, and no token is suppressed without cause`() throws {
