@@ -459,14 +459,18 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM tokenkeeper.erasure AS e WHERE e.erasure_id <> ALL (known)) THEN
+    IF NOT EXISTS (SELECT FROM tokenkeeper.erasure AS e WHERE e.erasure_id <> ALL (known)) THEN
+        RETURN;
+    END IF;
+    -- From here on, a subtransaction: most batches need none.
+    BEGIN
         -- Two that delete the same events, in different orders, would wait for each other. A batch does not wait.
         LOCK TABLE tokenkeeper.erasure IN SHARE UPDATE EXCLUSIVE MODE NOWAIT;
         PERFORM tokenkeeper.erase_again(e)
         FROM (SELECT e FROM tokenkeeper.erasure AS e WHERE e.erasure_id <> ALL (known) ORDER BY e.erasure_id LIMIT 20) AS s (e);
-    END IF;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-    NULL; -- finish_erasures does it.
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        NULL; -- finish_erasures does it.
+    END;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.erase_since(bigint[]) IS

@@ -70,7 +70,7 @@ struct LifeFault: Sendable {
                 var admin = try stage.connect()
                 return try admin.scalar("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1"
             }
-            // What was committed before the standby was one is there by now.
+            // Time for the standby to replay what was committed before it became synchronous.
             usleep(300_000)
             stage.cluster.stop()
             return {

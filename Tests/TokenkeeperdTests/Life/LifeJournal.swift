@@ -19,7 +19,7 @@ final class LifeJournal: Sendable {
 
     private struct State {
         var model = LedgerModel()
-        /// Results that applications have queued, and those of which they do not know.
+        /// Results that applications have queued, and tries whose outcome they do not know.
         var results = (committed: 0, doubtful: 0)
         /// The token of each request, by `apns-id`.
         var requests: [String: String] = [:]

@@ -10,6 +10,8 @@ final class LifeStage {
     var cluster: TestCluster
     let database: String
     let proxy: CuttingProxy
+    /// The address of a login, through the proxy.
+    let url: @Sendable (String) -> String
     let apns: FakeAPNs
     let journal: LifeJournal
     /// What APNs responds at the moment to tokens that live; nil accepts.
@@ -31,6 +33,8 @@ final class LifeStage {
         let made = try cluster.database()
         database = made.name
         proxy = try CuttingProxy(to: cluster.port, seed: seed)
+        let (name, port) = (made.name, proxy.port)
+        url = { "postgresql://\($0)@/\(name)?host=127.0.0.1&port=\(port)&connect_timeout=3" }
         files = try SendingStage.authority.get()
         key = try String(contentsOfFile: files.signingKeyFile, encoding: .utf8)
         folders = try (0..<3).map { _ in try TemporaryDirectory() }
@@ -59,11 +63,6 @@ final class LifeStage {
             """, user: "a_app")
         for host in folders.indices { try giveKey(to: host) }
         daemons = try folders.indices.map(daemon)
-    }
-
-    /// Through the proxy.
-    func url(_ user: String) -> String {
-        "postgresql://\(user)@/\(database)?host=127.0.0.1&port=\(proxy.port)&connect_timeout=3"
     }
 
     private func daemon(_ host: Int) throws -> DaemonProcess {

@@ -4,8 +4,8 @@ import TestRun
 import TestThreads
 import Testing
 
-/// Everything at once: daemons, applications and senders beside faults of every kind, overlapping, in random order. A journal outside the database says in
-/// the end what must be there.
+/// Daemons, applications and senders run while faults of every kind overlap in random order. In the end, a journal outside the database says what must be
+/// there.
 ///
 /// `make faults SEED=1 MINUTES=60` lasts an hour, with the pauses of production.
 @Suite(.ownThread) struct `Life among faults` {
@@ -50,10 +50,7 @@ import Testing
     /// - Returns: What contradicts the journal.
     private static func live(on stage: LifeStage, seed: UInt64, _ work: () throws -> Void) throws -> [String] {
         stage.proxy.behave()
-        let (port, database) = (stage.proxy.port, stage.database)
-        let applications = LifeApplications(stage.journal, seed) {
-            "postgresql://\($0)@/\(database)?host=127.0.0.1&port=\(port)&connect_timeout=3"
-        }
+        let applications = LifeApplications(stage.journal, seed, url: stage.url)
         try work()
         try applications.end()
         try stage.settle()
