@@ -13,6 +13,8 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
     private let creating = NSLock()
     private var keepers: [(shell: Process, lifeline: Pipe)] = []
     private let options: [String]
+    /// Of the server's processes, beside ours.
+    private let environment: [String: String]
     /// Only of the shared cluster: of others, tests need one database or two.
     private var spares: SpareDatabases?
 
@@ -39,9 +41,11 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
 
     /// A cluster with a migrated template database.
     ///
-    /// - Parameter options: More settings for the server, `name=value`.
-    public static func prepared(options: [String] = []) throws -> TestCluster {
-        let cluster = try TestCluster(options: options)
+    /// - Parameters:
+    ///   - options: More settings for the server, `name=value`.
+    ///   - environment: More variables of the server.
+    public static func prepared(options: [String] = [], environment: [String: String] = [:]) throws -> TestCluster {
+        let cluster = try TestCluster(options: options, environment: environment)
         var admin = try cluster.connect(database: "postgres")
         try admin.run("CREATE ROLE owner LOGIN CREATEROLE")
         try admin.run("CREATE DATABASE template OWNER owner")
@@ -76,10 +80,14 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
     ///   - rules: Lines for pg_hba.conf, before the line that trusts everybody.
     ///   - options: More settings for the server, `name=value`.
     ///   - files: More files for the data folder.
-    public init(rules: [String] = [], options: [String] = [], files: [String: String] = [:]) throws {
+    ///   - environment: More variables of the server.
+    public init(
+        rules: [String] = [], options: [String] = [], files: [String: String] = [:], environment: [String: String] = [:]
+    ) throws {
         folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
         chosenPort = Self.likelyFreePort()
         self.options = options
+        self.environment = environment
         try Self.makeFolder(folder)
         try Self.run(Self.asUser + ["cp", "-a", try Self.blank.get().folder + "/data", "\(folder)/data"])
         for (name, text) in files { try write(text, to: name) }
@@ -100,6 +108,7 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
         folder = NSTemporaryDirectory() + "tk-\(UUID().uuidString.prefix(8))"
         chosenPort = Self.likelyFreePort()
         options = []
+        environment = primary.environment
         try Self.makeFolder(folder)
         try Self.run(
             Self.asUser + [
@@ -169,6 +178,7 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
             "-c",
             "\(postgres) >>\(folder)/log 2>&1 & p=$!; cat >/dev/null; kill -QUIT $p 2>/dev/null && wait $p; rm -rf \(folder)",
         ]
+        server.environment = ProcessInfo.processInfo.environment.merging(environment) { $1 }
         let lifeline = Pipe()
         server.standardInput = lifeline
         // The shell outlives us while it removes the folder: a reader of our output must not wait for that.

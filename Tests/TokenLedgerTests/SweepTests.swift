@@ -235,7 +235,7 @@ import TokenModel
         #expect(dry.topics.map { "\($0.topic) \($0.tokens) \($0.refused)" } == ["t0 50 true", "t1 50 false"])
         #expect(
             try database.psql("SELECT samples[1] FROM tokenkeeper.sweep_topic WHERE topic = 't0'")
-                .hasPrefix("000000"))
+                .hasPrefix("00000"))
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.token") == "300")
         #expect(
             try sweep(&daemon, plan: limited)?.prunedSuppressed == 50, "the dry run took nothing of the day's share")

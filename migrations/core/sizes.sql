@@ -4,7 +4,8 @@
 -- length is asked for without reading the text (octet_length of text does not), lengths are added up as bigint, and a row that is too long is never read
 -- whole: it is rejected with its lengths and the first 1024 characters of each text.
 --
--- In SQL, not plpgsql: plpgsql reads an array as soon as it is an argument.
+-- In SQL, not plpgsql: plpgsql reads an array as soon as it is an argument. Since version 18, PostgreSQL also reads each argument of an SQL function that it
+-- cannot replace by its expression. So what gets a text before its length is known has no subquery, and says STABLE if its expression is.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.largest_row() RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -19,27 +20,36 @@ COMMENT ON FUNCTION tokenkeeper.most_stored() IS
     'Internal: how many bytes the tags of a registration or the payload of a request may take as stored. To know their length, they must be read, and '
     'compressed they may be up to 255 times as long. Usable ones are shorter.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.length_of_tags(tags text[]) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.length_of_read_tags(tags text[]) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT sum(octet_length(t)) FROM unnest(tags) AS t);
+COMMENT ON FUNCTION tokenkeeper.length_of_read_tags(text[]) IS 'Internal, for length_of_tags: the bytes of tags, which are read.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.length_of_tags(tags text[]) RETURNS bigint
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(tags) > tokenkeeper.most_stored() THEN pg_column_size(tags)
             -- Nulls are bits: 192 kB as stored can be a hundred million of them.
             WHEN cardinality(tags) > 100000 THEN 1024 * cardinality(tags)::bigint
-            ELSE (SELECT sum(octet_length(t)) FROM unnest(tags) AS t) END;
+            ELSE tokenkeeper.length_of_read_tags(tags) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_tags(text[]) IS
     'Internal: the bytes of tags. Of those over most_stored, the size as stored, and of over 100,000 tags, 1024 for each: they are not read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.length_of_payload(payload json) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(payload) > tokenkeeper.most_stored() THEN pg_column_size(payload)
             ELSE octet_length(payload::text) END;
 COMMENT ON FUNCTION tokenkeeper.length_of_payload(json) IS
     'Internal: the bytes of a payload as written. Of one over most_stored, the size as stored: it is not read.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.cut_tags(tags text[]) RETURNS text[]
+CREATE OR REPLACE FUNCTION tokenkeeper.first_tag(tags text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN pg_column_size(tags) <= tokenkeeper.most_stored()
-            -- Not in FROM, which would copy all of them.
-            THEN ARRAY(SELECT left(t.tag, 1024) FROM (SELECT unnest(tags) AS tag LIMIT 1) AS t) END;
+-- Not in FROM, which would copy all of them.
+RETURN ARRAY(SELECT left(t.tag, 1024) FROM (SELECT unnest(tags) AS tag LIMIT 1) AS t);
+COMMENT ON FUNCTION tokenkeeper.first_tag(text[]) IS 'Internal, for cut_tags: the beginning of the first one.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.cut_tags(tags text[]) RETURNS text[]
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN pg_column_size(tags) <= tokenkeeper.most_stored() THEN tokenkeeper.first_tag(tags) END;
 COMMENT ON FUNCTION tokenkeeper.cut_tags(text[]) IS
     'What is kept of tags that are too long: the beginning of the first one; nothing of tags over most_stored.';
 
@@ -74,7 +84,7 @@ COMMENT ON FUNCTION tokenkeeper.result_size_fault(text, text, text, text, text, 
 
 CREATE OR REPLACE FUNCTION tokenkeeper.registration_size_fault(
     environment text, topic text, token text, device_id text, user_id text, row_key text, tags text[]) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce(pg_column_size(tags), 0) > tokenkeeper.most_stored()
                  OR 0::bigint + coalesce(octet_length(environment), 0) + coalesce(octet_length(topic), 0) + coalesce(octet_length(token), 0)
                     + coalesce(octet_length(device_id), 0) + coalesce(octet_length(user_id), 0) + coalesce(octet_length(row_key), 0)

@@ -21,7 +21,8 @@ CREATE TABLE tokenkeeper.daemon (
     oldest_registration_at   timestamptz,
     registration_problem     text,
     registration_wait_reason text,
-    failing_chores           text[] NOT NULL DEFAULT '{}'
+    failing_chores           text[] NOT NULL DEFAULT '{}',
+    settings                 text[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS 'The heartbeat of each daemon, and the queues as it last saw them. A row is deleted after a day of silence.';
 COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False if queue_depth is an estimate, because the queue was large or locked.';
@@ -40,6 +41,8 @@ COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS 'As problem, for re
 COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'As wait_reason, for registrations.';
 COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
     'The chores that fail while the daemon does the rest, such as a sweep or an undo, each with its error.';
+COMMENT ON COLUMN tokenkeeper.daemon.settings IS
+    'The settings in force that are not the default, as key=value. Without secrets, and without what systemd hands over.';
 
 CREATE TABLE tokenkeeper.token_count_hour (
     hour   timestamptz NOT NULL,

@@ -73,6 +73,13 @@ public struct Heartbeat {
         }
     }
 
+    /// The settings of each live daemon: its `daemon_id`, and `key=value` for those that are not the default.
+    public static func settings(on connection: inout Connection) throws(DatabaseError) -> [(String, [String])] {
+        try connection.query(
+            "SELECT d.daemon_id, d.settings FROM tokenkeeper.daemon AS d WHERE \(isLiveInSQL) ORDER BY 1"
+        ).decode { row throws(DatabaseError) in (try row.read(String.self), try row.read([String].self)) }
+    }
+
     /// Looks at a queue. If another session has locked a part of it, that part is estimated.
     ///
     /// - Parameter pagesLeft: The number of pages that the drain has not read yet: a long queue is estimated from it.
@@ -129,11 +136,12 @@ public struct Heartbeat {
     ///   - sweepInterval: Nil if the timer is off.
     ///   - locks: Which locks of other sessions keep rows in the queues.
     ///   - chores: What the daemon's workers cannot do, in words.
+    ///   - settings: Those in force that are not the default, as `key=value`.
     /// - Returns: False if another session has locked the table: the drain does not need it, and continues.
     @discardableResult
     public func beat(
         results: QueueReport, registrations: QueueReport, sweepInterval: Duration?, locks: Locks? = nil,
-        chores: [String] = [], on connection: inout Connection
+        chores: [String] = [], settings: [String] = [], on connection: inout Connection
     ) throws(DatabaseError) -> Bool {
         let values: [Parameter] = [
             .text(daemonID), .text(version.description), .instant(startedAt), .int8(results.queue.depth),
@@ -141,7 +149,7 @@ public struct Heartbeat {
             .text(results.trouble?.description), .text(locks?.words), .int8(locks?.metFor.microseconds),
             .text(results.reason), .int8(registrations.queue.depth), .bool(registrations.queue.exact),
             .instant(registrations.queue.oldest), .text(registrations.trouble?.description),
-            .text(registrations.reason), .texts(chores),
+            .text(registrations.reason), .texts(chores), .texts(settings),
         ]
         do {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
@@ -150,16 +158,17 @@ public struct Heartbeat {
                     INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
                                                          oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason,
                                                          registration_depth, registration_depth_exact, oldest_registration_at,
-                                                         registration_problem, registration_wait_reason, failing_chores)
+                                                         registration_problem, registration_wait_reason, failing_chores, settings)
                     VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
-                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17)
+                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17, $18)
                     ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                         queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                         sweep_interval = excluded.sweep_interval, problem = excluded.problem,
                         waiting_for = excluded.waiting_for, waiting_since = excluded.waiting_since, wait_reason = excluded.wait_reason,
                         registration_depth = excluded.registration_depth, registration_depth_exact = excluded.registration_depth_exact,
                         oldest_registration_at = excluded.oldest_registration_at, registration_problem = excluded.registration_problem,
-                        registration_wait_reason = excluded.registration_wait_reason, failing_chores = excluded.failing_chores
+                        registration_wait_reason = excluded.registration_wait_reason, failing_chores = excluded.failing_chores,
+                        settings = excluded.settings
                     """, values)
                 try connection.run(
                     "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")

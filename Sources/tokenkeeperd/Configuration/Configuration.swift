@@ -192,6 +192,17 @@ struct Configuration: Sendable {
         self.address = address
     }
 
+    /// The settings that are not the default, as `key=value`, in the order of their keys. Without secrets, and without what systemd hands over:
+    /// that differs between the service and a command with the same files.
+    var chosen: [String] {
+        values.sorted { $0.key < $1.key }.compactMap { key, resolved in
+            guard let setting = Setting.named(key), !setting.secret, resolved.rank != .credential,
+                key != "runtime_directory", let value = resolved.value, value != setting.defaultValue
+            else { return nil }
+            return "\(key)=\(value)"
+        }
+    }
+
     private func text(_ key: String) -> String { values[key]?.value ?? "" }
 
     private func duration(_ key: String) -> Duration {

@@ -117,7 +117,7 @@ struct DrainReporting {
         let isReported = try heartbeat.beat(
             results: results, registrations: registrations, sweepInterval: configuration.sweepInterval,
             locks: locks.reported.map { Heartbeat.Locks(words: $0.words, metFor: locks.metFor(at: now)) },
-            chores: worker.report.current.failingChores, on: &connection)
+            chores: worker.report.current.failingChores, settings: configuration.chosen, on: &connection)
         lateResults.warn(results, worker.logger)
         lateRegistrations.warn(registrations, worker.logger)
         worker.report.sees(results, registrations, try summary(on: &connection))

@@ -114,7 +114,7 @@ import Testing
                 }
                 let words = "\(String(describing: error))"
                 #expect(
-                    words.contains(#/is a superuser|is no member of|permission denied|is not attached/#),
+                    words.contains(#/is a superuser|is no member of|is a member of|permission denied|is not attached/#),
                     "\(login): \(call): \(words)")
             }
         }

@@ -107,7 +107,7 @@ import Testing
         try replica.publish("INSERT INTO app.devices (push_token, last_seen) VALUES ('eeee', now())")
         try eventually("the worker waits") {
             try devices.database.psql(
-                "SELECT wait_event_type FROM pg_stat_activity WHERE backend_type = 'logical replication worker'",
+                "SELECT wait_event_type FROM pg_stat_activity WHERE backend_type ~ '^logical replication (apply )?worker'",
                 user: "postgres") == "Lock"
         }
         try other.execute("COMMIT")

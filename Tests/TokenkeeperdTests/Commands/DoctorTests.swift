@@ -55,6 +55,29 @@ import TokenModel
         #expect(daemon.stop() == 0)
     }
 
+    @Test func `it judges the server by the running daemon's settings, and names those that it has not read itself`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        let daemon = try database.daemon([
+            "drain.lock_timeout=900ms", "sweep.interval=2h", "send.proxy=http://somebody:secret@127.0.0.1:1",
+        ])
+        #expect(
+            try database.psql("SELECT settings FROM tokenkeeper.daemon")
+                == "{drain.lock_timeout=900ms,sweep.interval=2h}")
+        let run = try database.command("doctor", "--set", "sweep.interval=3h", as: "a_reader")
+        let note = findings(run).filter { $0.subject == "configuration" }
+        #expect(note.count == 1 && note.first?.grade == "note", "\(run)")
+        let words = note.first?.words ?? ""
+        #expect(
+            words.contains("drain.lock_timeout is 900ms, here the default; sweep.interval is 2h, here 3h;"), "\(run)")
+        #expect(run.output.contains("is longer than drain.lock_timeout (900 ms)"), "\(run)")
+        let same = try database.command(
+            "doctor", "--set", "sweep.interval=2h", "--set", "drain.lock_timeout=900ms", as: "a_reader")
+        #expect(findings(same).contains { $0.subject == "configuration" && $0.grade == "ok" }, "\(same)")
+        #expect(daemon.stop() == 0)
+    }
+
     @Test func `each fault is found, and its command fixes it`() throws {
         let cluster = try TestCluster.prepared(options: ["max_prepared_transactions=5"])
         let database = try cluster.database()

@@ -13,7 +13,7 @@ struct LifeFault: Sendable {
     /// Begins it. Returns what ends it.
     let begin: @Sendable (LifeStage, inout SeededChance) throws -> () throws -> Void
 
-    static let all: [LifeFault] = ofDaemons + ofServer + ofSessions + ofRole + ofProxy + ofApns
+    static let all: [LifeFault] = ofDaemons + ofServer + ofSessions + ofRole + ofProxy + ofPooler + ofApns
 
     private static let ofDaemons: [LifeFault] =
         [("kill -9 of a daemon", SIGKILL), ("SIGSTOP of a daemon", SIGSTOP), ("a daemon is stopped", SIGTERM)].map {
@@ -33,6 +33,11 @@ struct LifeFault: Sendable {
                     try stage.giveKey(to: host)
                     stage.daemons[host].signal(SIGHUP)
                 }
+            },
+            // Not the server's: its instants say what happened first.
+            LifeFault(name: "a daemon's clock jumps") { stage, chance in
+                try stage.ofFirstDaemon.setClock(off: .random(in: -14_400...14_400, using: &chance))
+                return { try stage.ofFirstDaemon.setClock(off: 0) }
             },
             LifeFault(name: "SIGUSR1") { stage, _ in
                 for daemon in stage.daemons { daemon.signal(SIGUSR1) }
@@ -59,6 +64,17 @@ struct LifeFault: Sendable {
         LifeFault(name: "restart", order: .ofServer) { stage, _ in
             stage.cluster.stop(mode: "fast")
             return { try stage.cluster.start() }
+        },
+        LifeFault(name: "a full disk", order: .ofServer) { stage, _ in
+            try stage.ofServer.fillDisk(true)
+            return {
+                try stage.ofServer.fillDisk(false)
+                // Without room for its log, the server ends.
+                if (try? eventually("the server is available", within: 5) { (try? stage.connect()) != nil }) == nil {
+                    stage.cluster.stop()
+                    try stage.cluster.start()
+                }
+            }
         },
         LifeFault(name: "failover to a synchronous standby", order: .ofServer) { stage, _ in
             let standby = try TestCluster(standbyOf: stage.cluster)
@@ -173,7 +189,7 @@ struct LifeFault: Sendable {
             "ALTER ROLE a_daemon SET default_transaction_read_only = on; ALTER ROLE a_daemon SET search_path = public",
             "ALTER ROLE a_daemon RESET ALL"),
         raising("a trigger that raises for some", "ledger", "P0001", when: "get_byte(new.token_key, 31) % 4 = 0"),
-        raising("a full disk, as PostgreSQL reports it", "ledger", "53100", when: "true"),
+        raising("a table that reports a full disk", "ledger", "53100", when: "true"),
         raising("a trigger that raises on counts", "result_count", "22012", when: "true"),
     ]
 
@@ -189,6 +205,17 @@ struct LifeFault: Sendable {
         LifeFault(name: "held replies to COMMIT") { stage, _ in
             stage.proxy.holdReplies(true)
             return { stage.proxy.holdReplies(false) }
+        },
+    ]
+
+    private static let ofPooler: [LifeFault] = [
+        LifeFault(name: "kill -9 of PgBouncer") { stage, _ in
+            try stage.pool(false)
+            return { try stage.pool(true) }
+        },
+        LifeFault(name: "SIGSTOP of PgBouncer") { stage, _ in
+            try stage.pooler?.signal(SIGSTOP)
+            return { try stage.pooler?.signal(SIGCONT) }
         },
     ]
 

@@ -5,11 +5,17 @@ import Synchronization
 import TestRun
 import TokenLedger
 
-/// Three daemons that drain, sweep and send, a PostgreSQL that may change, a proxy in between, and the fake APNs.
+/// Three daemons that drain, sweep and send, a PostgreSQL that may change, a proxy in between, and the fake APNs. The last daemon connects through
+/// PgBouncer.
 final class LifeStage {
     var cluster: TestCluster
     let database: String
     let proxy: CuttingProxy
+    private(set) var pooler: PackagedProgram?
+    private let poolerPort: Int
+    /// What the server and the first daemon believe.
+    let ofServer: Illusion
+    let ofFirstDaemon: Illusion
     /// The address of a login, through the proxy.
     let url: @Sendable (String) -> String
     let apns: FakeAPNs
@@ -29,12 +35,15 @@ final class LifeStage {
 
     init(seed: UInt64, timing: Double) throws {
         self.timing = timing
-        cluster = try .prepared()
+        (ofServer, ofFirstDaemon) = (try Illusion(), try Illusion())
+        cluster = try .prepared(environment: ofServer.environment)
         let made = try cluster.database()
         database = made.name
         proxy = try CuttingProxy(to: cluster.port, seed: seed)
         let (name, port) = (made.name, proxy.port)
         url = { "postgresql://\($0)@/\(name)?host=127.0.0.1&port=\(port)&connect_timeout=3" }
+        poolerPort = try TestCluster.freePort()
+        pooler = try Self.startPooler(to: port, on: poolerPort)
         files = try SendingStage.authority.get()
         key = try String(contentsOfFile: files.signingKeyFile, encoding: .utf8)
         folders = try (0..<3).map { _ in try TemporaryDirectory() }
@@ -65,15 +74,40 @@ final class LifeStage {
         daemons = try folders.indices.map(daemon)
     }
 
+    /// PgBouncer in transaction mode, in front of the proxy.
+    private static func startPooler(to server: Int, on port: Int) throws -> PackagedProgram {
+        let configuration = """
+            [databases]
+            * = host=127.0.0.1 port=\(server) user=a_daemon
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = \(port)
+            unix_socket_dir =
+            auth_type = any
+            pool_mode = transaction
+            """
+        return try PackagedProgram("pgbouncer", port: port, files: ["pgbouncer.ini": configuration]) { folder, _ in
+            (getuid() == 0 ? ["-u", "postgres"] : []) + ["-q", "\(folder)/pgbouncer.ini"]
+        }
+    }
+
+    /// Kills it, or starts it again on the same port.
+    func pool(_ runs: Bool) throws { pooler = runs ? try Self.startPooler(to: proxy.port, on: poolerPort) : nil }
+
     private func daemon(_ host: Int) throws -> DaemonProcess {
-        try DaemonProcess(
-            url("a_daemon"),
+        let direct = url("a_daemon")
+        return try DaemonProcess(
+            host == 2 ? direct.replacing("port=\(proxy.port)", with: "port=\(poolerPort)") : direct,
             settings: [
                 "send.production_server=localhost:\(apns.port)", "send.sandbox_server=localhost:\(apns.port)",
                 "send.ca_file=\(files.certificate)", "credential.main.key_file=\(folders[host].path)/key.p8",
                 "credential.main.key_id=\(files.signingKey.id)", "credential.main.team_id=\(files.signingKey.team)",
                 "credential.main.topics=com.example.*", "guard.allowance=1000000",
-            ], environment: ["RUNTIME_DIRECTORY": runtime.path], timing: timing)
+            ],
+            environment: ["RUNTIME_DIRECTORY": runtime.path].merging(host == 0 ? ofFirstDaemon.environment : [:]) {
+                $1
+            },
+            timing: timing)
     }
 
     func giveKey(_ text: String? = nil, to host: Int) throws { _ = try folders[host].write(text ?? key, to: "key.p8") }

@@ -3,6 +3,7 @@ import LedgerTestSupport
 import TestRun
 import TestThreads
 import Testing
+import TokenLedger
 
 /// Daemons, applications and senders run while faults of every kind overlap in random order. In the end, a journal outside the database says what must be
 /// there.
@@ -43,6 +44,21 @@ import Testing
         if !found.contains(where: { $0.contains(fault.words) }) {
             Issue.record("seed \(seed): \(stage.journal.summary): \(found)")
         }
+    }
+
+    @Test func `processes believe that the disk is full, and that it is another hour`() throws {
+        let illusion = try Illusion()
+        let cluster = try TestCluster(environment: illusion.environment)
+        var admin = try cluster.connect(database: "postgres")
+        let growing = "CREATE TABLE large AS SELECT repeat(i::text, 1000) FROM generate_series(1, 10000) AS i"
+        try illusion.fillDisk(true)
+        let error = #expect(throws: DatabaseError.self) { try admin.run(growing) }
+        #expect(error?.sqlState == "53100")
+        try illusion.fillDisk(false)
+        try admin.run(growing)
+        try illusion.setClock(off: 7_200)
+        let hour = try ProgramRun(["date", "+%s"], environment: illusion.environment).output
+        #expect((Double(hour.dropLast()) ?? 0) > Date.now.timeIntervalSince1970 + 7_000)
     }
 
     /// Lets applications live for as long as this takes, and until all that they did is done.

@@ -15,10 +15,16 @@ final class PackagedProgram {
     ///
     /// - Parameters:
     ///   - name: As in Debian's packages, such as `prometheus`.
+    ///   - port: A free one if nil.
     ///   - files: By their names in the folder.
     ///   - arguments: Made from the folder and the port.
-    init(_ name: String, files: [String: String], arguments: (_ folder: String, _ port: Int) -> [String]) throws {
-        let (program, folder, port) = (try Self.find(name), try TemporaryDirectory(), try TestCluster.freePort())
+    init(
+        _ name: String, port: Int? = nil, files: [String: String],
+        arguments: (_ folder: String, _ port: Int) -> [String]
+    ) throws {
+        let (program, folder, port) = (
+            try Self.find(name), try TemporaryDirectory(), try port ?? TestCluster.freePort()
+        )
         (self.folder, self.port) = (folder, port)
         for (name, text) in files {
             try text.write(toFile: "\(folder.path)/\(name)", atomically: false, encoding: .utf8)
@@ -44,6 +50,12 @@ final class PackagedProgram {
         shell.waitUntilExit()
     }
 
+    func signal(_ number: Int32) throws {
+        for id in try TestCluster.run(["pgrep", "-P", "\(shell.processIdentifier)"]).split(separator: "\n") {
+            if let id = Int32(id) { kill(id, number) }
+        }
+    }
+
     /// The body of its response to a GET; empty if there is none.
     func get(_ path: String) -> String {
         guard let client = try? PlainClient("127.0.0.1", port) else { return "" }
@@ -55,7 +67,8 @@ final class PackagedProgram {
 
     /// The path of a program: below `.build/servers`, where `scripts/setup servers` puts it, or where Debian installs it.
     static func find(_ name: String) throws -> String {
-        let places = [repository.appendingPathComponent(".build/servers").path, ""].map { "\($0)/usr/bin/\(name)" }
+        let roots = [repository.appendingPathComponent(".build/servers").path, ""]
+        let places = roots.flatMap { ["\($0)/usr/bin/\(name)", "\($0)/usr/sbin/\(name)"] }
         guard let place = places.first(where: FileManager.default.fileExists(atPath:)) else {
             throw TestFailure("\(name) is neither installed nor below .build/servers; run: scripts/setup servers")
         }

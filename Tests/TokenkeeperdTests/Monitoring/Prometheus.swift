@@ -85,13 +85,36 @@ struct Prometheus {
         Set(try ask("/api/v1/label/__name__/values", [String].self))
     }
 
+    private struct Series: Decodable {
+        struct Sample: Decodable { var metric: [String: String] }
+        var result: [Sample]
+    }
+
+    /// The names of the alerts with the severity `page` that have ever been in a state, without `Tokenkeeper`.
+    func everPaged(_ state: String) throws -> Set<String> {
+        let query = "max_over_time(ALERTS{severity=\"page\",alertstate=\"\(state)\"}[1h])"
+        return Set(
+            try ask("/api/v1/query?query=\(Self.escaped(query))", Series.self).result.compactMap {
+                $0.metric["alertname"].map { String($0.dropFirst("Tokenkeeper".count)) }
+            })
+    }
+
+    /// Whether all daemons have been scraped since.
+    func hasScraped(since moment: Date) throws -> Bool {
+        let query = "min(timestamp(up{job=\"tokenkeeperd\"})) > \(moment.timeIntervalSince1970)"
+        return try !ask("/api/v1/query?query=\(Self.escaped(query))", Series.self).result.isEmpty
+    }
+
+    private static func escaped(_ query: String) -> String {
+        query.addingPercentEncoding(withAllowedCharacters: .alphanumerics) ?? ""
+    }
+
     private struct Result: Decodable { var resultType: String }
 
     /// Evaluates an expression.
     ///
     /// - Throws: If Prometheus does not understand it.
     func evaluate(_ expression: String) throws {
-        let query = expression.addingPercentEncoding(withAllowedCharacters: .alphanumerics) ?? ""
-        _ = try ask("/api/v1/query?query=\(query)", Result.self)
+        _ = try ask("/api/v1/query?query=\(Self.escaped(expression))", Result.self)
     }
 }

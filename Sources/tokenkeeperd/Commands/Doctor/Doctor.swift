@@ -52,7 +52,9 @@ struct Doctor: ParsableCommand {
         var findings = [schema.finding]
         // Without the schema, the other checks would only repeat that.
         if !schema.fits { return findings }
-        for check in DatabaseCheck.all(lockTimeout: configuration.lockTimeout) {
+        let running = try RunningSettings(on: &connection)
+        findings += running.findings(own: configuration.chosen)
+        for check in DatabaseCheck.all(lockTimeout: running.lockTimeout(own: configuration.lockTimeout)) {
             findings += try check.findings(on: &connection)
         }
         findings += try LockCheck.findings(on: &connection) { sleep(1) }

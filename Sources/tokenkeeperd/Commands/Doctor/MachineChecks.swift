@@ -13,7 +13,8 @@ struct MachineChecks {
     var findings: [Finding] {
         var findings = configuration.credentials.flatMap(findings(of:))
         if configuration.credentials.isEmpty {
-            findings.append(Finding(.passed, "credentials", "none is configured: this daemon does not send"))
+            findings.append(
+                Finding(.passed, "credentials", "none is configured: a daemon with these settings does not send"))
         } else {
             findings += [trusted].compactMap(\.self) + runtimeDirectories
         }
