@@ -31,4 +31,12 @@ struct PrintedBlock: Equatable {
     static func all(ofPage path: String) throws -> [PrintedBlock] {
         all(in: try String(contentsOf: PackagedProgram.repository.appendingPathComponent(path), encoding: .utf8))
     }
+
+    /// What the text between the blocks of a file has in backticks.
+    static func inline(ofPage path: String) throws -> [String] {
+        let page = try String(contentsOf: PackagedProgram.repository.appendingPathComponent(path), encoding: .utf8)
+        return page.replacing(#/(?m)^ *```(?s:.*?)\n *```$/#, with: "").matches(of: #/`([^`\n]+)`/#).map {
+            $0.output.1.replacing(#"\|"#, with: "|").description
+        }
+    }
 }

@@ -1,8 +1,11 @@
+import ArgumentParser
 import Foundation
 import LedgerTestSupport
 import TestRun
 import TestThreads
 import Testing
+
+@testable import tokenkeeperd
 
 /// Each block of SQL and of shell commands in the documents runs, page by page and as printed (see `PageHost`), or is tried elsewhere.
 @Suite(.ownThread) struct `What the documents print` {
@@ -41,7 +44,7 @@ import Testing
         Page(path: "README.md", elsewhere: ["sudo apt install -y": "Tests/deployment/run"]),
         Page(path: "CONTRIBUTING.md"), Page(path: "docs/troubleshooting.md"),
         Page(path: "docs/explanation/the-guard.md"), Page(path: "docs/reference/fake-apns.md"),
-        Page(path: "docs/tutorial.md"),
+        Page(path: "docs/tutorial.md"), Page(path: "docs/how-to/adopt.md"), Page(path: "docs/reference/log-messages.md"),
         Page(path: "docs/how-to/ask-before-sending.md"),
         Page(
             path: "docs/how-to/attach-a-table.md",
@@ -83,7 +86,10 @@ import Testing
             files: ["registrations.tsv": "com.example.app\ta1b2\t2026-01-01T00:00:00Z\tdevice-1\n"]),
         Page(
             path: "docs/how-to/remove.md",
-            elsewhere: ["sudo apt purge": "Tests/deployment/run"]),
+            elsewhere: [
+                "sudo apt purge": "Tests/deployment/run",
+                "detach('shop.devices')": "on the page about attaching",
+            ]),
         Page(
             path: "docs/how-to/report-results.md",
             files: ["results.tsv": "com.example.app\ta1b2\t200\t\\N\t2026-01-01T00:00:00Z\n"]),
@@ -105,6 +111,13 @@ import Testing
 
     private static func blocks(_ path: String) throws -> [PrintedBlock] {
         try PrintedBlock.all(ofPage: path).filter { ["sql", "sh"].contains($0.language) }
+    }
+
+    /// The whole statements about our schema in the text.
+    private static func statements(_ path: String) throws -> [String] {
+        try PrintedBlock.inline(ofPage: path).filter {
+            $0.contains(#/^(SELECT|INSERT|UPDATE|DELETE) .*tokenkeeper\./#) && !$0.contains("…")
+        }
     }
 
     @Test(.serialized, arguments: pages)
@@ -131,6 +144,13 @@ import Testing
                 Issue.record("\(page.path): \(block.text): \(error)")
             }
         }
+        for statement in try Self.statements(page.path) where !page.elsewhere.keys.contains(where: statement.contains) {
+            do {
+                try host.database.psql("SET client_min_messages = warning; BEGIN; \(statement); ROLLBACK", user: "pages")
+            } catch {
+                Issue.record("\(page.path): \(statement): \(error)")
+            }
+        }
         #expect(host.end() == 0)
     }
 
@@ -142,23 +162,48 @@ import Testing
         return lines[2].trimmingCharacters(in: .whitespaces)
     }
 
-    @Test func `no page is forgotten, and each exception is one`() throws {
-        let root = PackagedProgram.repository
-        let docs = try #require(FileManager.default.enumerator(atPath: root.appendingPathComponent("docs").path))
-        let paths =
-            ["README.md", "CONTRIBUTING.md"]
+    private static func paths() throws -> [String] {
+        let root = PackagedProgram.repository.appendingPathComponent("docs")
+        let docs = try #require(FileManager.default.enumerator(atPath: root.path))
+        return ["README.md", "CONTRIBUTING.md"]
             + docs.compactMap { $0 as? String }.filter { $0.hasSuffix(".md") }.map { "docs/\($0)" }
+    }
+
+    @Test func `no page is forgotten, and each exception is one`() throws {
         var found = 0
-        for path in paths {
-            let blocks = try Self.blocks(path)
+        for path in try Self.paths() {
+            let blocks = try Self.blocks(path).map(\.text) + Self.statements(path)
             found += blocks.count
             let page = Self.pages.first { $0.path == path }
             #expect(blocks.isEmpty || page != nil || Self.followed[path] != nil, "nothing runs what \(path) prints")
             for (part, reason) in page?.elsewhere ?? [:] {
-                #expect(blocks.contains { $0.text.contains(part) }, "\(path) has no \(part), which needs \(reason)")
+                #expect(blocks.contains { $0.contains(part) }, "\(path) has no \(part), which needs \(reason)")
             }
         }
         #expect(found > 150, "the pattern finds them: \(found)")
+    }
+
+    /// Whoever writes NAME or … leaves to the reader what stands there; the words around it are ours.
+    @Test func `each command in the text is one of ours, with its options`() throws {
+        var found = 0
+        for path in try Self.paths() {
+            for command in try PrintedBlock.inline(ofPage: path) where command.hasPrefix("tokenkeeperd ") {
+                found += 1
+                var type: any ParsableCommand.Type = Tokenkeeperd.self
+                for word in command.split(separator: " ").dropFirst().map(String.init) {
+                    if let next = type.configuration.subcommands.first(where: { $0._commandName == word }) {
+                        type = next
+                    } else if word.hasPrefix("--"), !["--all", "--on"].contains(word) {
+                        let help = Tokenkeeperd.helpMessage(for: type, columns: 200)
+                        #expect(help.contains("\(word)"), "\(path): \(command)")
+                    } else {
+                        let isOurs = type.configuration.subcommands.isEmpty || word.contains(#/^(--(all|on)|[A-Z…].*)$/#)
+                        #expect(isOurs, "\(path): \(command): no command \(word)")
+                    }
+                }
+            }
+        }
+        #expect(found > 80, "the pattern finds them: \(found)")
     }
 
     @Test func `a block ends where it ends, without its indentation`() {
