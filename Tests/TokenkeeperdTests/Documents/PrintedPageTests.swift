@@ -18,6 +18,8 @@ import Testing
         var situation = ""
         /// The files that it names, and what is in them.
         var files: [String: String] = [:]
+        /// A part of each statement in the text that is for the schema's owner.
+        var owners: [String] = []
         /// A part of each block that does not run here: where it runs, or why it cannot.
         var elsewhere: [String: String] = [:]
         var testDescription: String { path }
@@ -44,7 +46,8 @@ import Testing
         Page(path: "README.md", elsewhere: ["sudo apt install -y": "Tests/deployment/run"]),
         Page(path: "CONTRIBUTING.md"), Page(path: "docs/troubleshooting.md"),
         Page(path: "docs/explanation/the-guard.md"), Page(path: "docs/reference/fake-apns.md"),
-        Page(path: "docs/tutorial.md"), Page(path: "docs/how-to/adopt.md"), Page(path: "docs/reference/log-messages.md"),
+        Page(path: "docs/tutorial.md"), Page(path: "docs/how-to/adopt.md"),
+        Page(path: "docs/reference/log-messages.md"),
         Page(path: "docs/how-to/ask-before-sending.md"),
         Page(
             path: "docs/how-to/attach-a-table.md",
@@ -57,10 +60,11 @@ import Testing
                 "CREATE DATABASE push": "Tests/deployment/run, in another form",
                 #"\password anna"#: "it asks a person", #"\password tokenkeeperd"#: "it asks a person",
             ]),
-        Page(path: "docs/how-to/erase-a-person.md"),
+        Page(path: "docs/how-to/erase-a-person.md", owners: ["tokenkeeper.erasure"]),
         Page(
             path: "docs/how-to/import.md",
-            situation: "CREATE TABLE devices (push_token text, last_seen timestamptz, logged_out_at timestamptz); INSERT INTO devices VALUES ('aabb', now(), NULL);",
+            situation:
+                "CREATE TABLE devices (push_token text, last_seen timestamptz, logged_out_at timestamptz); INSERT INTO devices VALUES ('aabb', now(), NULL);",
             files: [
                 "devices.csv": "push_token,bundle_id,last_seen\na1b2,com.example.app,2026-01-01T00:00:00Z\n",
                 "devices.tsv": "1\tx\ta1b2\n",
@@ -78,14 +82,15 @@ import Testing
         Page(path: "docs/how-to/monitor-with-sql.md"),
         Page(
             path: "docs/how-to/prune-old-tokens.md",
-            situation: "CREATE TABLE my_devices (id bigint, push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz, dead_since timestamptz);"
+            situation:
+                "CREATE TABLE my_devices (id bigint, push_token text, bundle_id text, is_sandbox boolean, last_seen timestamptz, dead_since timestamptz);"
         ),
         Page(path: "docs/how-to/recover-from-a-bad-sender.md"),
         Page(
             path: "docs/how-to/register-devices.md",
             files: ["registrations.tsv": "com.example.app\ta1b2\t2026-01-01T00:00:00Z\tdevice-1\n"]),
         Page(
-            path: "docs/how-to/remove.md",
+            path: "docs/how-to/remove.md", owners: ["tokenkeeper.send_result"],
             elsewhere: [
                 "sudo apt purge": "Tests/deployment/run",
                 "detach('shop.devices')": "on the page about attaching",
@@ -146,7 +151,9 @@ import Testing
         }
         for statement in try Self.statements(page.path) where !page.elsewhere.keys.contains(where: statement.contains) {
             do {
-                try host.database.psql("SET client_min_messages = warning; BEGIN; \(statement); ROLLBACK", user: "pages")
+                try host.database.psql(
+                    "SET client_min_messages = warning; BEGIN; \(statement); ROLLBACK",
+                    user: page.owners.contains(where: statement.contains) ? "tokenkeeper_owner" : "pages")
             } catch {
                 Issue.record("\(page.path): \(statement): \(error)")
             }
@@ -197,7 +204,8 @@ import Testing
                         let help = Tokenkeeperd.helpMessage(for: type, columns: 200)
                         #expect(help.contains("\(word)"), "\(path): \(command)")
                     } else {
-                        let isOurs = type.configuration.subcommands.isEmpty || word.contains(#/^(--(all|on)|[A-Z…].*)$/#)
+                        let isOurs =
+                            type.configuration.subcommands.isEmpty || word.contains(#/^(--(all|on)|[A-Z…].*)$/#)
                         #expect(isOurs, "\(path): \(command): no command \(word)")
                     }
                 }
