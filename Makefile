@@ -1,6 +1,6 @@
 # tokenkeeperd: `make run` and `make test` install what they need.
 
-.PHONY: help run fake-apns test soak faults test-matrix reference fuzz test-deployment image test-image bench build release deb lint setup clean
+.PHONY: help run fake-apns test soak faults test-matrix reference fuzz test-deployment image test-image bench build release deb dist lint setup clean
 
 help: ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -56,6 +56,9 @@ release: setup ## Build the binary for installing: optimized, hardened, with Swi
 
 deb: ## Build the Debian package and its bill of materials (SPDX), into dist/.
 	@scripts/deb
+
+dist: ## Build what is published: package, tarball, image, bill of materials and checksums, into dist/. BASE=IMAGE, or IMAGE=no.
+	@BASE='$(subst ','\'',$(value BASE))' IMAGE='$(value IMAGE)' exec scripts/dist
 
 lint: ## Check the format of the Swift sources, and the size of files and functions.
 	@scripts/lint

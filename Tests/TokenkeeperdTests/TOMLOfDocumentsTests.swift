@@ -11,12 +11,8 @@ import Testing
         let text: String
 
         static func all(in text: String, of path: String) -> [Block] {
-            text.matches(of: #/(?m)^( *)```toml\n((?s).*?)\n *```$/#).enumerated().map { number, found in
-                let lines = found.output.2.split(separator: "\n", omittingEmptySubsequences: false)
-                return Block(
-                    place: "\(path), block \(number + 1)",
-                    text: lines.map { $0.dropFirst($0.hasPrefix(found.output.1) ? found.output.1.count : 0) }
-                        .joined(separator: "\n") + "\n")
+            PrintedBlock.all(in: text).filter { $0.language == "toml" }.enumerated().map { number, found in
+                Block(place: "\(path), block \(number + 1)", text: found.text + "\n")
             }
         }
 

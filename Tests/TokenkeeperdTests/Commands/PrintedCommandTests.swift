@@ -17,21 +17,9 @@ import Testing
 
     // MARK: - Pages
 
-    /// The blocks of a page in one language, without indentation.
+    /// The blocks of a page in one language.
     private static func blocks(of language: String, in page: String) throws -> [String] {
-        var blocks: [String] = []
-        var current: [Substring]?
-        for line in try text(page).split(separator: "\n", omittingEmptySubsequences: false) {
-            let line = line.drop { $0 == " " }
-            if line.hasPrefix("```") {
-                if let lines = current { blocks.append(lines.joined(separator: "\n")) }
-                current = current == nil && line == "```\(language)" ? [] : nil
-                // The end of a block in another language looks like the beginning of one without a language: skipped by its lines.
-            } else {
-                current?.append(line)
-            }
-        }
-        return blocks
+        try PrintedBlock.all(ofPage: page).filter { $0.language == language }.map(\.text)
     }
 
     /// A statement without psql's own syntax, and with a whole token for an abbreviated one.
