@@ -214,7 +214,7 @@ struct ImportRun {
         case .registration:
             lines.append("to undo: tokenkeeperd withdraw \(source.id)")
         case .result:
-            let topic = TopicOption.typed(topic: reading.topic ?? "", environment: rules.environment.rawValue)
+            let topic = TopicOption.typed(topic: reading.topic ?? "TOPIC", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")
         }
         switch end {

@@ -275,6 +275,8 @@ import TokenLedger
         #expect(refused.output.contains("seconds since 2001") && refused.output.contains("days since 1899"))
         for (text, format, words) in [
             ("{\n\"Endpoints\":[]}\n", "json", "one JSON object"),
+            ("{\"Endpoints\":[\n  {\"Token\":\"aa\"}]}\n", "json", "one JSON object"),
+            ("{ \"results\": [ {\"token\":\"aa\"}]}", "json", "one JSON object"),
             ("token\raa\rbb\r", "csv", "end with CR only"),
         ] {
             let file = try folder.write(text, to: "g")

@@ -19,12 +19,20 @@ struct JSONFormat: ImportFormat {
 
     func fault(of beginning: ArraySlice<UInt8>) -> String? {
         let text = beginning.starts(with: Bytes.byteOrderMark) ? beginning.dropFirst(3) : beginning
-        let line = text.drop { $0.isBlank }.prefix { $0 != .newline }
-        // As it is printed for people.
-        let isOpen = line.first == UInt8(ascii: "{") && line.dropFirst().allSatisfy(\.isBlank)
-        return isOpen
+        let line = Array(text.drop { $0.isBlank }.prefix { $0 != .newline })
+        let following = text.drop { $0.isBlank }.dropFirst(line.count + 1).first
+        guard line.first == UInt8(ascii: "{"), following != UInt8(ascii: "{") else { return nil }
+        let isOpen = Self.end(of: line, from: 0, to: line.count) == nil
+        return isOpen || Self.beginsWithList(line)
             ? "the file is one JSON object, expected an array, or an object on each line: make them with jq -c '.NAME[]' of a list within it"
             : nil
+    }
+
+    /// `{"results":[{`
+    private static func beginsWithList(_ line: [UInt8]) -> Bool {
+        let plain = line.filter { !$0.isBlank }
+        guard let colon = Bytes.first(UInt8(ascii: ":"), in: plain, from: 0, to: plain.count) else { return false }
+        return Bytes.has(Array(":[{".utf8), in: plain, at: colon, to: plain.count)
     }
 
     mutating func next(
