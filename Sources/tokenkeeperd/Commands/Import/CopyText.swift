@@ -30,6 +30,9 @@ struct CopyText {
         isFirst = true
     }
 
+    /// Whether what was written after there were this many bytes is ASCII.
+    func isASCII(from count: Int) -> Bool { bytes[count...].allSatisfy { $0 < 0x80 } }
+
     private mutating func separate() {
         if !isFirst { bytes.append(UInt8(ascii: "\t")) }
         isFirst = false

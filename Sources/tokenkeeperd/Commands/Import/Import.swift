@@ -8,8 +8,7 @@ struct Import: ParsableCommand {
         commandName: "import",
         abstract: "Import registrations or feedback from a file.",
         discussion: """
-            Queues each row for the running daemons: as a registration, or as a result if the file is feedback of \
-            APNs. A row that cannot be understood goes to a file, with its line and the cause: fix it there, and \
+            Queues each row for the running daemons: as a registration, or as a result with --feedback. A row that cannot be understood goes to a file, with its line and the cause: fix it there, and \
             import that file. To continue an interrupted import, repeat the command. Importing a file twice changes \
             nothing. Needs the rights of tokenkeeper_app, and for feedback also those of tokenkeeper_sender. Exits \
             with 1 if rows were refused, and with 70 if it was interrupted.
@@ -43,8 +42,7 @@ struct Import: ParsableCommand {
     func run() throws {
         let configuration = try options.load()
         let stop = ShutdownRequest.bySignal()
-        let queue = reading.format.queue
-        let role = queue == .registration ? "tokenkeeper_app" : "tokenkeeper_app and tokenkeeper_sender"
+        let role = reading.feedback ? "tokenkeeper_app and tokenkeeper_sender" : "tokenkeeper_app"
         do {
             let input = try ImportInput(file)
             guard input.lock() || dryRun else {
@@ -53,12 +51,13 @@ struct Import: ParsableCommand {
             guard let asOf = input.modified ?? (reading.asOf != nil ? .now : nil) else {
                 throw ImportProblem("\(file) is no file: give --as-of TIME, for rows without a time")
             }
-            let rules = try reading.rules(asOf: asOf, now: .now)
-            let run = ImportRun(
-                file: file, reading: reading, rules: rules, queue: queue, rejects: rejects ?? file + ".rejected",
-                isDryRun: dryRun, stop: stop.request)
             try configuration.withLedger(as: role) { connection in
-                try ImportSource.checkRights(queue, on: &connection)
+                try ImportSource.checkRights(reading.queue, on: &connection)
+                var rules = try reading.rules(asOf: asOf, now: .now, in: reading.zone(on: &connection))
+                rules.holdsAll = try ServerEncoding(of: &connection).holdsAll
+                let run = ImportRun(
+                    file: file, reading: reading, rules: rules, rejects: rejects ?? file + ".rejected",
+                    isDryRun: dryRun, stop: stop.request)
                 let outcome = try run.perform(input, restart: restart, on: &connection)
                 print(outcome.lines.joined(separator: "\n"))
                 if let problem = outcome.problem { throw ImportProblem("\(file): \(problem.description)") }

@@ -5,7 +5,7 @@ struct ImportBatch {
     var copy = CopyText()
     var queued = 0
     var refused: [RefusedRecord] = []
-    /// Rows whose token the database has to read.
+    /// Rows whose token, or whose characters, the database has to read.
     var doubtful: [DoubtfulRow] = []
     /// Where the next batch begins.
     var position: ImportPosition
@@ -26,6 +26,8 @@ struct ImportBatch {
         /// The row without its token.
         let row: [UInt8]
         let token: String
+
+        var characters: String.UnicodeScalarView { (String(decoding: row, as: UTF8.self) + token).unicodeScalars }
     }
 
     /// The most records of a batch, and about the most bytes of its rows: it is kept in memory, and is one transaction.
@@ -35,6 +37,17 @@ struct ImportBatch {
     func isFull(since records: Int64) -> Bool {
         position.records - records >= Int64(Self.mostRecords) || copy.bytes.count >= Self.mostBytes
             || refused.count + doubtful.count >= Self.mostRecords
+    }
+
+    /// Refuses the doubtful rows that have a character which the database cannot hold.
+    mutating func refuse(_ lacks: (DoubtfulRow) throws -> Unicode.Scalar?) rethrows {
+        doubtful = try doubtful.filter { row in
+            guard let scalar = try lacks(row) else { return true }
+            let refusal = Refusal(
+                "the database cannot hold a character", "U+\(String(scalar.value, radix: 16, uppercase: true))")
+            refused.append(RefusedRecord(number: row.number, bytes: row.bytes, refusal: refusal))
+            return false
+        }
     }
 
     /// Adds the doubtful rows, as the database reads their tokens.

@@ -20,6 +20,8 @@ struct Refusal: Equatable {
 enum ImportScan: Equatable {
     /// The record does not end in these bytes.
     case needsMore
+    /// Nothing follows: the end of a document.
+    case ended
     /// A record, or what comes between records.
     ///
     /// - end: Where the next one begins.
@@ -75,7 +77,7 @@ protocol ImportFormat {
         in bytes: [UInt8], from start: Int, to end: Int, then what: PartEnd, into row: inout ImportRow
     ) throws(ImportProblem) -> ImportScan
 
-    /// Whether the beginning of the file must be read first, even if an earlier run has read it: it has a header.
+    /// Whether the beginning of the file must be read before anything else, even if an earlier run has read it: a header, for example.
     var needsBeginning: Bool { get }
 
     /// What a file of refused records begins with.
@@ -88,14 +90,11 @@ protocol ImportFormat {
     ///   - line: The number of its first line, from 1.
     func append(refused record: ArraySlice<UInt8>, line: Int, cause: String, to rejects: inout [UInt8])
 
-    /// Whether `append` writes the cause. Otherwise it goes to a file of its own.
-    var hasCauses: Bool { get }
-
     /// What the progress and the summary count, in the singular and the plural.
     var items: (one: String, many: String) { get }
 
-    /// Whether each line is a record: what follows in a line that is too long is none.
-    var isByLine: Bool { get }
+    /// Why the file cannot end here; nil if it can.
+    var faultAtEnd: String? { get }
 
     /// Whether it is known that no record has this field.
     func lacks(_ field: ImportField) -> Bool
@@ -109,9 +108,8 @@ protocol ImportFormat {
 extension ImportFormat {
     var needsBeginning: Bool { false }
     var rejectsBegin: [UInt8] { [] }
-    var hasCauses: Bool { true }
     var items: (one: String, many: String) { ("line", "lines") }
-    var isByLine: Bool { false }
+    var faultAtEnd: String? { nil }
 
     func lacks(_ field: ImportField) -> Bool { false }
     func fault(of beginning: ArraySlice<UInt8>) -> String? { nil }

@@ -6,17 +6,7 @@ internal import TokenModel
 struct ImportOptions: ParsableArguments {
     /// What a file may be.
     enum Format: String, ExpressibleByArgument, CaseIterable {
-        case csv
-        case jsonl
-        case appleFeedback = "apple-feedback"
-        case azure
-        case pnsfeedback
-        case sygnal
-
-        /// Feedback of APNs says which tokens are bad. The others say which are registered.
-        var queue: ImportSource.Queue { self == .appleFeedback || self == .pnsfeedback ? .result : .registration }
-        var hasColumns: Bool { self == .csv || self == .jsonl }
-        var isCSV: Bool { self == .csv || self == .sygnal }
+        case csv, json
     }
 
     /// How tokens are written.
@@ -29,39 +19,56 @@ struct ImportOptions: ParsableArguments {
 
     @Option(
         help: ArgumentHelp(
-            "apple-feedback: Apple's legacy feedback service; azure: registrations of Notification Hubs; pnsfeedback: its PnsFeedback files; sygnal: Synapse's table pushers, as CSV.",
-            valueName: "format"))
+            "csv, or json: an object on each line, or an array of objects.", valueName: "format"))
     var format: Format
+
+    @Flag(
+        help:
+            "Each row is what APNs said of a token: a 410 with its timestamp, or the reason BadDeviceToken or DeviceTokenNotForTopic."
+    )
+    var feedback = false
 
     @Option(
         help: ArgumentHelp(
-            "csv, jsonl: the column or key of token, topic, environment, registered_at, device_id, user_id, tags, unregistered, or active (the opposite; only if named). May be repeated. [default: the field's name]",
+            "The column or key of token, topic, environment, registered_at, device_id, user_id, tags, unregistered, or active (the opposite; only if named); with --feedback, of token, topic, environment, timestamp or reason. Of json also a path, as in token.apn. Empty: none. May be repeated. [default: the field's name]",
             valueName: "field=column"))
     var column: [String] = []
 
-    @Flag(help: "csv: the file has no header; --column counts columns from 1.")
+    @Option(
+        help: ArgumentHelp(
+            "Import only rows whose column or key has this value; empty means no value. Of one column, any of its values; of several columns, all. May be repeated.",
+            valueName: "column=value"))
+    var filter: [String] = []
+
+    @Flag(help: "csv: the file has no header; --column and --filter count columns from 1.")
     var noHeader = false
 
-    @Option(help: "csv, sygnal: the character between cells, or tab. [default: ,]")
+    @Option(help: "csv: the character between cells, or tab. [default: ,]")
     var delimiter: String?
 
-    @Option(help: "csv, jsonl, sygnal: a text that, like an empty one, means no value.")
+    @Option(help: "A text that, like an empty one, means no value.")
     var null: String?
 
-    @Option(help: "csv, jsonl: the character between tags. Arrays of PostgreSQL and JSON are read, too. [default: ,]")
+    @Option(help: "The character between tags. Arrays of PostgreSQL and JSON are read, too. [default: ,]")
     var tagSeparator: String?
 
-    @Option(help: "The form of times: auto, iso, seconds, milliseconds or microseconds. [default: auto]")
-    var timeFormat: String?
+    @Option(help: "The form of times: auto, iso, seconds, milliseconds or microseconds.")
+    var timeFormat = "auto"
 
-    @Option(help: "The zone of times without one, as in +09:00. [default: UTC]")
-    var utcOffset: String?
+    @Option(help: "The zone of times without one, as in Asia/Tokyo or +09:00. [default: UTC]")
+    var timeZone: String?
 
     @Option(help: "For rows without a time: when they were registered. [default: when the file was written]")
     var asOf: String?
 
     @Option(help: "For rows without a topic: the apns-topic header.")
     var topic: String?
+
+    @Option(
+        help: ArgumentHelp(
+            "What the file calls a topic, as in 7=com.example.app or test=com.example.app:sandbox. Then it must name each topic of the file. May be repeated.",
+            valueName: "text=topic"))
+    var topicValue: [String] = []
 
     @Option(help: "For rows without an environment: production or sandbox.")
     var environment = "production"
@@ -72,63 +79,43 @@ struct ImportOptions: ParsableArguments {
             valueName: "text=environment"))
     var environmentValue: [String] = []
 
-    @Option(help: "The form of tokens: hex, or base64 as well. [default: hex; of sygnal: base64]")
-    var tokenForm: TokenForm?
+    @Option(help: "The form of tokens: hex, or base64 as well.")
+    var tokenForm = TokenForm.hex
 
-    @Option(
-        help: ArgumentHelp(
-            "sygnal: an app to import and its topic, with :sandbox for the sandbox. May be repeated; other apps are skipped.",
-            valueName: "app_id=topic"))
-    var app: [String] = []
+    var queue: ImportSource.Queue { feedback ? .result : .registration }
 
     func validate() throws {
         try TopicOption.check(environment: environment)
-        func only(_ option: String, _ isGiven: Bool, if fits: Bool) throws {
-            if isGiven && !fits { throw ValidationError("\(option) does not go with --format \(format.rawValue).") }
-        }
-        try only("--column", !column.isEmpty, if: format.hasColumns)
-        try only("--no-header", noHeader, if: format == .csv)
-        try only("--delimiter", delimiter != nil, if: format.isCSV)
-        try only("--null", null != nil, if: format.hasColumns || format.isCSV)
-        try only("--tag-separator", tagSeparator != nil, if: format.hasColumns)
-        try only("--environment-value", !environmentValue.isEmpty, if: format.hasColumns)
-        try only("--time-format", timeFormat != nil, if: format.hasColumns)
-        try only("--utc-offset", utcOffset != nil, if: format.hasColumns)
-        try only("--app", !app.isEmpty, if: format == .sygnal)
-        try only("--topic", topic != nil, if: format != .sygnal)
-        switch format {
-        case .sygnal where app.isEmpty:
-            throw ValidationError("--format sygnal needs --app APP_ID=TOPIC: Synapse does not know the topic.")
-        case .azure, .pnsfeedback, .appleFeedback:
-            if topic == nil { throw ValidationError("--format \(format.rawValue) needs --topic: the file names none.") }
-        default: break
+        if format != .csv, noHeader || delimiter != nil {
+            throw ValidationError("--\(noHeader ? "no-header" : "delimiter") goes with --format csv only.")
         }
         if let fault = topic.flatMap(Topic.fault) { throw ValidationError("--topic \(fault).") }
         do {
             _ = try makeFormat()
-            _ = try rules(asOf: .beforeAPNs, now: .now)
-            if let asOf, try instant(asOf) > .now { throw ValidationError("--as-of is in the future.") }
-        } catch let problem as ImportProblem {
-            throw ValidationError("\(problem).")
+            _ = try rules(asOf: .beforeAPNs, now: .now, in: try knownZone())
+        } catch {
+            throw ValidationError("\(error).")
         }
     }
+
+    func mapping() throws(ImportProblem) -> ColumnMapping { try ColumnMapping(column, filters: filter, of: queue) }
 
     func makeFormat() throws(ImportProblem) -> any ImportFormat {
         switch format {
-        case .csv: try CSVFormat(ColumnMapping(column), delimiter: delimiterByte(), hasHeader: !noHeader)
-        case .jsonl: try JSONLinesFormat(ColumnMapping(column))
-        case .appleFeedback: FeedbackTupleFormat()
-        case .azure: ElementFormat.registrations
-        case .pnsfeedback: ElementFormat.feedback
-        case .sygnal: try CSVFormat(.pushers, delimiter: delimiterByte())
+        case .csv: try CSVFormat(mapping(), delimiter: delimiterByte(), hasHeader: !noHeader)
+        case .json: try JSONFormat(mapping())
         }
     }
 
-    /// - Parameter asOf: Unless it is given.
-    func rules(asOf modified: Instant, now: Instant) throws(ImportProblem) -> ImportRules {
-        var rules = ImportRules(
-            asOf: try asOf.map { text throws(ImportProblem) in try instant(text) } ?? modified, latest: now)
-        rules.queue = format.queue
+    /// - Parameters:
+    ///   - asOf: Unless it is given.
+    ///   - zone: Nil if it is not known yet: then nothing depends on it.
+    func rules(asOf modified: Instant, now: Instant, in zone: LocalTime?) throws(ImportProblem) -> ImportRules {
+        var rules = ImportRules(asOf: try instant(in: zone ?? .utc) ?? modified, latest: now)
+        if asOf != nil, zone != nil, rules.asOf > now { throw ImportProblem("--as-of is in the future") }
+        rules.isAsOfGiven = asOf != nil
+        rules.queue = queue
+        rules.filters = try mapping().filters
         rules.topic = topic.map { Array($0.utf8) }
         rules.environment = Environment(rawValue: environment) ?? .production
         for option in environmentValue {
@@ -139,57 +126,61 @@ struct ImportOptions: ParsableArguments {
             }
             rules.environments[Array(parts[0].utf8)] = environment
         }
-        guard let form = TimeText.Form(rawValue: timeFormat ?? defaultTimeForm.rawValue) else {
+        for option in topicValue {
+            let (text, scope) = try Self.topicValue(option)
+            rules.topics[text] = scope
+        }
+        guard let form = TimeText.Form(rawValue: timeFormat) else {
             throw ImportProblem(
-                "--time-format is \"\(timeFormat ?? "")\", expected \(TimeText.Form.allCases.map(\.rawValue).joined(separator: ", "))"
+                "--time-format is \"\(timeFormat)\", expected \(TimeText.Form.allCases.map(\.rawValue).joined(separator: ", "))"
             )
         }
-        rules.time = TimeText(form: form, offset: try offset())
+        rules.time = TimeText(form: form, zone: zone ?? .utc)
         rules.null = Array((null ?? "").utf8)
         rules.tagSeparator = try Self.byte(tagSeparator, "--tag-separator") ?? UInt8(ascii: ",")
-        rules.isBase64 = (tokenForm ?? (format == .sygnal ? .base64 : .hex)) == .base64
-        rules.apps = format == .sygnal ? try apps() : nil
+        rules.isBase64 = tokenForm == .base64
         return rules
     }
 
-    /// The formats that are no table have one.
-    private var defaultTimeForm: TimeText.Form {
-        switch format {
-        case .appleFeedback: .seconds
-        case .sygnal: .milliseconds
-        case .pnsfeedback: .iso
-        case .csv, .jsonl, .azure: .auto
+    private static func topicValue(_ option: String) throws(ImportProblem) -> ([UInt8], ImportRules.Scope) {
+        let parts = option.split(separator: "=", maxSplits: 1).map(String.init)
+        let scope = (parts.last ?? "").split(separator: ":", maxSplits: 1).map(String.init)
+        let environment = scope.count == 2 ? Environment(rawValue: scope[1]) : nil
+        guard parts.count == 2, let topic = scope.first, Topic(topic) != nil, (scope.count == 2) == (environment != nil)
+        else {
+            throw ImportProblem("--topic-value is \"\(option)\", expected TEXT=TOPIC or TEXT=TOPIC:sandbox")
         }
+        return (Array(parts[0].utf8), (Array(topic.utf8), environment))
     }
 
-    private func apps() throws(ImportProblem) -> [String: ImportRules.App] {
-        var apps: [String: ImportRules.App] = [:]
-        for option in app {
-            let parts = option.split(separator: "=", maxSplits: 1).map(String.init)
-            let scope = (parts.last ?? "").split(separator: ":", maxSplits: 1).map(String.init)
-            guard parts.count == 2, let topic = scope.first, Topic(topic) != nil,
-                let environment = Environment(rawValue: scope.count == 2 ? scope[1] : self.environment)
-            else {
-                throw ImportProblem("--app is \"\(option)\", expected APP_ID=TOPIC or APP_ID=TOPIC:sandbox")
-            }
-            apps[parts[0]] = (Array(topic.utf8), environment)
-        }
-        return apps
-    }
-
-    private func instant(_ text: String) throws(ImportProblem) -> Instant {
-        guard let instant = TimeText.instant(text, offset: try offset()) else {
-            throw ImportProblem("--as-of is \"\(text)\", expected an instant as in 2026-11-06T20:00:00Z")
+    private func instant(in zone: LocalTime) throws(ImportProblem) -> Instant? {
+        guard let asOf else { return nil }
+        guard let instant = TimeText.instant(asOf, in: zone) else {
+            throw ImportProblem("--as-of is \"\(asOf)\", expected an instant as in 2026-11-06T20:00:00Z")
         }
         return instant
     }
 
-    private func offset() throws(ImportProblem) -> Int {
-        guard let utcOffset else { return 0 }
-        guard let offset = TimeText.offset(utcOffset) else {
-            throw ImportProblem("--utc-offset is \"\(utcOffset)\", expected one as in +09:00")
+    /// The zone of times without one; nil if only the server knows it, by its name.
+    func knownZone() throws(ImportProblem) -> LocalTime? {
+        guard let timeZone else { return .utc }
+        guard timeZone.hasPrefix("+") || timeZone.hasPrefix("-") else { return nil }
+        guard let offset = TimeText.offset(timeZone) else {
+            throw ImportProblem(
+                "--time-zone is \"\(timeZone)\", expected a name as in Asia/Tokyo, or an offset as in +09:00")
         }
-        return offset
+        return LocalTime(offset: offset)
+    }
+
+    func zone(on connection: inout Connection) throws -> LocalTime {
+        if let known = try knownZone() { return known }
+        let offsets = try TimeZoneOffsets.read(timeZone ?? "", on: &connection)
+        guard !offsets.isEmpty else {
+            throw ImportProblem(
+                "--time-zone is \"\(timeZone ?? "")\", which is no time zone: expected a name as in Asia/Tokyo")
+        }
+        return LocalTime(
+            offsets.enumerated().map { LocalTime.Offset(since: $0 == 0 ? .min : $1.since, seconds: $1.seconds) })
     }
 
     private func delimiterByte() throws(ImportProblem) -> UInt8 {
@@ -209,13 +200,12 @@ struct ImportOptions: ParsableArguments {
     func fingerprint(asOf: Instant, rejects: String) -> String {
         var hash = Fingerprint()
         let texts = [
-            format.rawValue, noHeader ? "no header" : "", delimiter ?? "", null ?? "", tagSeparator ?? "",
-            timeFormat ?? "",
-            utcOffset ?? "", topic ?? "", environment, tokenForm?.rawValue ?? "", "\(asOf.microseconds)", rejects,
+            format.rawValue, feedback ? "feedback" : "", noHeader ? "no header" : "", delimiter ?? "", null ?? "",
+            tagSeparator ?? "", timeFormat, timeZone ?? "", topic ?? "", environment, tokenForm.rawValue,
+            "\(asOf.microseconds)", rejects,
         ]
-        for text in texts + column.sorted() + ["/"] + environmentValue.sorted() + ["/"] + app.sorted() {
-            hash.add(text.utf8)
-        }
+        let lists = [column, filter, topicValue, environmentValue]
+        for text in texts + lists.flatMap({ $0.sorted() + ["/"] }) { hash.add(text.utf8) }
         return hash.text
     }
 }

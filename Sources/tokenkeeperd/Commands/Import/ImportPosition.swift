@@ -6,14 +6,13 @@ struct ImportPosition: Equatable {
     var identity: String
     /// Where the next record begins, in bytes.
     var offset: Int64 = 0
-    /// The lines before, or the tuples.
+    /// The lines before, or the elements of an array.
     var lines: Int64 = 0
     /// The records before: rows, refused and skipped ones.
     var records: Int64 = 0
     var skipped: Int64 = 0
-    /// How long the files of the refused records are, in bytes.
+    /// How long the file of the refused records is, in bytes.
     var rejects: Int64 = 0
-    var causes: Int64 = 0
 
     init(identity: String) { self.identity = identity }
 
@@ -42,7 +41,7 @@ struct ImportPosition: Equatable {
     private static var numbers: [(name: String, path: WritableKeyPath<ImportPosition, Int64>)] {
         [
             ("offset", \.offset), ("lines", \.lines), ("records", \.records), ("skipped", \.skipped),
-            ("rejects", \.rejects), ("causes", \.causes),
+            ("rejects", \.rejects),
         ]
     }
 }

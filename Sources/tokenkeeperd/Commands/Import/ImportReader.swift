@@ -12,7 +12,7 @@ struct ImportReader {
     private var hasEnded = false
     private var row = ImportRow()
     private(set) var position: ImportPosition
-    private(set) var summary = ImportSummary()
+    private(set) var summary: ImportSummary
 
     /// Reads more of the file behind what is filled.
     ///
@@ -23,6 +23,7 @@ struct ImportReader {
         self.format = format
         self.rules = rules
         self.position = position
+        summary = ImportSummary(ImportField.of(rules.queue))
     }
 
     var rejectsBegin: [UInt8] { format.rejectsBegin }
@@ -33,7 +34,7 @@ struct ImportReader {
     mutating func look(_ fill: Fill, isStopped: () -> Bool) throws {
         var (format, row, place) = (self.format, ImportRow(), 0)
         while !isStopped() {
-            if format.hasCauses, filled >= 4 || hasEnded, let fault = Self.fault(of: buffer.prefix(filled)) {
+            if filled >= 4 || hasEnded, let fault = Self.fault(of: buffer.prefix(filled)) {
                 throw ImportProblem(fault)
             }
             let isWhole = filled == buffer.count || hasEnded
@@ -41,7 +42,7 @@ struct ImportReader {
             {
                 throw ImportProblem(fault)
             }
-            if format.hasCauses, isWhole, Self.hasLinesOfCR(buffer.prefix(filled)) {
+            if isWhole, Self.hasLinesOfCR(buffer.prefix(filled)) {
                 throw ImportProblem("the lines end with CR only: convert the file with tr '\\r' '\\n'")
             }
             if place < filled {
@@ -50,21 +51,21 @@ struct ImportReader {
                 case .found(.nothing, let end, _):
                     place = end
                     continue
-                case .found: return try check(format)
+                case .found, .ended: return try check(format)
                 case .needsMore: break
                 }
             }
-            if hasEnded { return try check(format) }
+            if hasEnded {
+                if let fault = format.faultAtEnd { throw ImportProblem(fault) }
+                return try check(format)
+            }
             if filled == buffer.count { return }
             if try !fill(&buffer, &filled) { hasEnded = !isStopped() }
         }
     }
 
     private func check(_ format: any ImportFormat) throws(ImportProblem) {
-        if format.needsBeginning, format.rejectsBegin.isEmpty {
-            throw ImportProblem("the file is empty, expected a header")
-        }
-        if rules.topic == nil, rules.apps == nil, format.lacks(.topic) {
+        if rules.topic == nil, format.lacks(.topic) {
             throw ImportProblem("no column has the topic: give --topic, or name the column with --column topic=NAME")
         }
     }
@@ -80,7 +81,9 @@ struct ImportReader {
         if bytes.starts(with: [0x50, 0x4B, 0x03, 0x04]) {
             return "the file is a zip archive or a spreadsheet: unpack it, or save it as CSV"
         }
-        if bytes.starts(with: [0xFF, 0xFE]) || bytes.starts(with: [0xFE, 0xFF]) {
+        let start = Array(bytes.prefix(4))
+        let isWide = start.count == 4 && (start[0] == 0) != (start[1] == 0) && (start[2] == 0) != (start[3] == 0)
+        if bytes.starts(with: [0xFF, 0xFE]) || bytes.starts(with: [0xFE, 0xFF]) || isWide {
             return "the file is in UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
         }
         return nil
@@ -88,15 +91,13 @@ struct ImportReader {
 
     /// Reads the header again, for an import that continues. The file is at its beginning; afterwards it must be set to the position.
     mutating func readBeginning(_ fill: Fill) throws {
-        while true {
-            switch try scan(fill, isStopped: { false }) {
-            case .found(.nothing, _, _)? where rejectsBegin.isEmpty: continue
-            case .found?: break
-            default: throw ImportProblem("the file has no header any more")
+        while format.needsBeginning {
+            guard case .found(.nothing, let end, _)? = try scan(fill, isStopped: { false }) else {
+                throw ImportProblem("the file has no header any more")
             }
-            (start, filled, hasEnded) = (0, 0, false)
-            return
+            start = end
         }
+        (start, filled, hasEnded) = (0, 0, false)
     }
 
     /// Reads the next batch.
@@ -128,7 +129,7 @@ struct ImportReader {
             position.offset += Int64(end - begin)
             position.lines += Int64(lines)
             note(record, number: number, in: begin..<end, source, &batch)
-            if case .refused = record, format.isByLine, lines == 0, !hasEnded {
+            if case .refused = record, lines == 0, !hasEnded {
                 try skipLine(fill, isStopped: isStopped)
             }
             batch.position = position
@@ -159,7 +160,7 @@ struct ImportReader {
             case .queued:
                 batch.queued += 1
                 summary.note(row, logsOut: rules.logsOut(row))
-            case .doubtfulToken(let token):
+            case .doubtful(let token):
                 summary.note(row, logsOut: rules.logsOut(row))
                 let prefix = batch.copy.takeRow()
                 batch.doubtful.append(
@@ -219,8 +220,10 @@ struct ImportReader {
                 row.clear()
                 let what: PartEnd = hasEnded ? .file : start == 0 && filled == buffer.count ? .limit : .more
                 let scan = try format.next(in: buffer, from: start, to: filled, then: what, into: &row)
+                if scan == .ended { return nil }
                 if scan != .needsMore { return scan }
             } else if hasEnded {
+                if let fault = format.faultAtEnd { throw ImportProblem(fault) }
                 return nil
             }
             if start > 0 {
@@ -235,18 +238,17 @@ struct ImportReader {
         }
     }
 
-    /// Counts what a batch has become, and writes what it refused.
+    /// Counts what a batch has become.
     ///
-    /// - Returns: The refused records, and for a format without a place for them, their causes.
-    mutating func report(_ batch: ImportBatch) -> (records: [UInt8], causes: [UInt8]) {
-        var (records, causes): ([UInt8], [UInt8]) = ([], [])
+    /// - Returns: What it refused, for the file of the refused records.
+    mutating func report(_ batch: ImportBatch) -> [UInt8] {
+        var records: [UInt8] = []
         summary.queue(batch.queued)
         for refused in batch.refused {
             summary.refuse(refused.refusal, item: items.one, number: refused.number)
             let cause = HistoryText.plain(refused.refusal.text)
             format.append(refused: refused.bytes[...], line: Int(refused.number), cause: cause, to: &records)
-            if !format.hasCauses { causes += Array("\(items.one) \(refused.number): \(cause)\n".utf8) }
         }
-        return (records, causes)
+        return records
     }
 }

@@ -1,10 +1,12 @@
+internal import TokenLedger
+
 /// What a column or key of a file may be imported as.
 enum ImportField: Int, CaseIterable {
     case token, topic, environment, registeredAt, deviceID, userID, tags, unregistered
     /// The opposite of `unregistered`.
     case active
-    /// Only of Synapse's pushers.
-    case app, kind, enabled
+    /// Of feedback only: the timestamp of the 410, and APNs' reason.
+    case timestamp, reason
 
     /// The name on the command line, which is also the column that is taken if none is named.
     var name: String {
@@ -18,19 +20,29 @@ enum ImportField: Int, CaseIterable {
         case .tags: "tags"
         case .unregistered: "unregistered"
         case .active: "active"
-        case .app: "app_id"
-        case .kind: "kind"
-        case .enabled: "enabled"
+        case .timestamp: "timestamp"
+        case .reason: "reason"
         }
     }
 
-    /// Those that `--column` can map.
-    static let mappable: [ImportField] = [
-        .token, .topic, .environment, .registeredAt, .deviceID, .userID, .tags, .unregistered, .active,
-    ]
+    /// Those that the rows of a queue have.
+    static func of(_ queue: ImportSource.Queue) -> [ImportField] {
+        switch queue {
+        case .registration:
+            [.token, .topic, .environment, .registeredAt, .deviceID, .userID, .tags, .unregistered, .active]
+        case .result: [.token, .topic, .environment, .timestamp, .reason]
+        }
+    }
 
     /// Whether it comes from the column of its own name if none is named. `active` may mean many things.
     var isFoundByName: Bool { self != .active }
+}
+
+/// What a column or key is read for: a field, a filter, or both.
+struct ColumnUse: Equatable {
+    var field: ImportField?
+    /// Its place among the filters.
+    var filter: Int?
 }
 
 /// One record of a file, as text: what a format has read, before any rule. It is used again for each record, so that a record
@@ -39,6 +51,8 @@ struct ImportRow {
     /// The values, one after the other.
     private(set) var bytes: [UInt8] = []
     private var ranges = [Range<Int>?](repeating: nil, count: ImportField.allCases.count)
+    /// The values that filters look at.
+    private var filtered: [Range<Int>?] = []
     /// The tags, if the format has lists. Otherwise they are one text.
     private(set) var tagList: [Range<Int>]?
     private var began = 0
@@ -46,11 +60,14 @@ struct ImportRow {
     mutating func clear() {
         bytes.removeAll(keepingCapacity: true)
         for index in ranges.indices { ranges[index] = nil }
+        for index in filtered.indices { filtered[index] = nil }
         tagList = nil
     }
 
     /// Where the value is in `bytes`; nil if it is absent or empty.
     subscript(field: ImportField) -> Range<Int>? { ranges[field.rawValue] }
+
+    subscript(filter index: Int) -> Range<Int>? { index < filtered.count ? filtered[index] : nil }
 
     /// A value is written between `begin` and one of the functions that end it.
     mutating func begin() { began = bytes.count }
@@ -60,22 +77,13 @@ struct ImportRow {
     mutating func append(_ source: [UInt8], _ range: Range<Int>) { bytes.append(contentsOf: source[range]) }
 
     /// Ends the value. An empty value counts as absent.
-    mutating func end(_ field: ImportField) {
-        ranges[field.rawValue] = began < bytes.count ? began..<bytes.count : nil
-    }
-
-    /// Writes a whole value.
-    mutating func set(_ field: ImportField, _ value: some Sequence<UInt8>) {
-        begin()
-        bytes.append(contentsOf: value)
-        end(field)
-    }
-
-    /// Writes one of the tags.
-    mutating func add(tag: some Sequence<UInt8>) {
-        begin()
-        bytes.append(contentsOf: tag)
-        endTag()
+    mutating func end(_ use: ColumnUse) {
+        let range = began < bytes.count ? began..<bytes.count : nil
+        if let field = use.field { ranges[field.rawValue] = range }
+        if let filter = use.filter {
+            while filtered.count <= filter { filtered.append(nil) }
+            filtered[filter] = range
+        }
     }
 
     /// Ends a value that is one of the tags.

@@ -4,8 +4,8 @@ internal import TokenModel
 /// What a row must be, and what is queued for it. Pure: only tokens that are not plain hex are left to the database, whose rule for
 /// tokens is the only one.
 struct ImportRules {
-    /// A topic scope for rows of an app of Synapse.
-    typealias App = (topic: [UInt8], environment: Environment)
+    /// What a text of a file means; the environment is nil if it does not say.
+    typealias Scope = (topic: [UInt8], environment: Environment?)
 
     /// Where rows go.
     var queue = ImportSource.Queue.registration
@@ -14,8 +14,14 @@ struct ImportRules {
     var environment = Environment.production
     /// What else a file may call the environments.
     var environments: [[UInt8]: Environment] = [:]
+    /// What a file calls the topics; empty if it has the topics themselves.
+    var topics: [[UInt8]: Scope] = [:]
+    /// What is imported; all, if it is empty.
+    var filters: [ImportFilter] = []
     /// For rows without a time.
     var asOf: Instant
+    /// Whether `asOf` was given. When a file was written says nothing about when its tokens died.
+    var isAsOfGiven = false
     /// A later time is a mistake: the clock or the time zone.
     var latest: Instant
     var time = TimeText()
@@ -23,14 +29,14 @@ struct ImportRules {
     var null: [UInt8] = []
     var tagSeparator = UInt8(ascii: ",")
     var isBase64 = false
-    /// Of Synapse's pushers: which apps to import. Nil for every other format.
-    var apps: [String: App]?
+    /// Whether the database can hold every character.
+    var holdsAll = true
 
     /// What has become of a row.
     enum Verdict: Equatable {
         case queued
-        /// The row is written without the token, which the database has to read: here in the row's bytes.
-        case doubtfulToken(Range<Int>)
+        /// The row is written without the token, which is here in the row's bytes: the database has to read it, or other characters.
+        case doubtful(Range<Int>)
         case skipped(String)
         case refused(Refusal)
     }
@@ -46,7 +52,7 @@ struct ImportRules {
     func judge(_ row: ImportRow, sourceID: [UInt8], into copy: inout CopyText) -> Verdict {
         let start = copy.bytes.count
         do throws(Refused) {
-            if let reason = try skips(row) { return .skipped(reason) }
+            if let reason = skips(row) { return .skipped(reason) }
             guard let token = value(.token, row) else { throw Refused("the token is empty") }
             try writeScope(row, into: &copy)
             let instant = try instant(row)
@@ -64,7 +70,7 @@ struct ImportRules {
             case .result:
                 writeResult(row, at: instant, into: &copy)
             }
-            if isPlainHex(row.bytes, token) {
+            if isPlainHex(row.bytes, token), holdsAll || copy.isASCII(from: start) {
                 copy.plain(row.bytes[token])
                 copy.endRow()
                 return .queued
@@ -73,7 +79,7 @@ struct ImportRules {
                 throw Refused("the token is no token", "\(token.count) bytes long")
             }
             try checkUTF8(.token, row.bytes, token)
-            return .doubtfulToken(token)
+            return .doubtful(token)
         } catch {
             copy.cut(to: start)
             return .refused(error.refusal)
@@ -97,54 +103,57 @@ struct ImportRules {
 
     /// The value, unless it is the text for null.
     private func value(_ field: ImportField, _ row: ImportRow) -> Range<Int>? {
-        guard let range = row[field] else { return nil }
-        if !null.isEmpty, range.count == null.count,
-            Bytes.has(null, in: row.bytes, at: range.lowerBound, to: range.upperBound)
-        {
-            return nil
-        }
+        guard let range = row[field], !isNull(row.bytes, range) else { return nil }
         return range
     }
 
-    /// Why a pusher is none of these apps'.
-    private func skips(_ row: ImportRow) throws(Refused) -> String? {
-        guard let apps else { return nil }
-        let kind = value(.kind, row).map(row.word) ?? ""
-        if kind != "http" { return "kind \(String(kind.prefix(60))): not for a push gateway" }
-        let app = value(.app, row).map(row.word) ?? ""
-        if apps[app] == nil { return "app_id \(String(app.prefix(200))): not named with --app" }
-        // Null means true: the column is younger than the table.
-        if try flag(.enabled, row) == false { return "disabled" }
+    private func isNull(_ bytes: [UInt8], _ range: Range<Int>) -> Bool {
+        !null.isEmpty && range.count == null.count
+            && Bytes.has(null, in: bytes, at: range.lowerBound, to: range.upperBound)
+    }
+
+    /// Why a row is not imported, and not refused either.
+    private func skips(_ row: ImportRow) -> String? {
+        for (index, filter) in filters.enumerated() {
+            let range = row[filter: index].flatMap { isNull(row.bytes, $0) ? nil : $0 }
+            if !filter.values.contains(where: { $0.elementsEqual(row.bytes[range ?? 0..<0]) }) {
+                let value = range.map { "\"\(Self.shown(row, $0))\"" } ?? "empty"
+                return "\(filter.column.prefix(60)) is \(value)"
+            }
+        }
+        if queue == .result, let range = value(.reason, row), Feedback(reason: row.word(range)) == nil {
+            return "reason \(Self.shown(row, range)): says nothing about the token"
+        }
         return nil
     }
 
     private func writeScope(_ row: ImportRow, into copy: inout CopyText) throws(Refused) {
-        if let apps, let app = value(.app, row).flatMap({ apps[row.word($0)] }) {
-            copy.plain(app.environment.rawValue.utf8)
-            copy.text(app.topic, 0..<app.topic.count)
-            return
-        }
+        var topic = topic ?? []
+        var environment = environment
         if let range = value(.environment, row) {
-            guard let environment = environment(row.bytes, range) else {
+            guard let known = self.environment(row.bytes, range) else {
                 throw Refused(
                     "the environment is unknown",
                     "\"\(Self.shown(row, range))\", expected production or sandbox; see --environment-value")
             }
-            copy.plain(environment.rawValue.utf8)
-        } else {
-            copy.plain(environment.rawValue.utf8)
+            environment = known
         }
         if let range = value(.topic, row) {
-            guard Topic.isTopic(row.bytes.span.extracting(range)) else {
+            topic = Array(row.bytes[range])
+            if let known = topics[topic] {
+                topic = known.topic
+                environment = known.environment ?? environment
+            } else if !topics.isEmpty {
+                throw Refused("the topic is not named with --topic-value", "\"\(Self.shown(row, range))\"")
+            }
+            guard Topic.isTopic(topic.span) else {
                 try checkUTF8(.topic, row.bytes, range)
                 throw Refused("the topic is no apns-topic header", Topic.fault(of: row.word(range)).map { "it \($0)" })
             }
-            copy.text(row.bytes, range)
-        } else if let topic {
-            copy.text(topic, 0..<topic.count)
-        } else {
-            throw Refused("the topic is missing; see --topic")
         }
+        if topic.isEmpty { throw Refused("the topic is missing; see --topic") }
+        copy.plain(environment.rawValue.utf8)
+        copy.text(topic, 0..<topic.count)
     }
 
     private func environment(_ bytes: [UInt8], _ range: Range<Int>) -> Environment? {
@@ -161,15 +170,21 @@ struct ImportRules {
     private static let production = Array("production".utf8)
     private static let sandbox = Array("sandbox".utf8)
 
+    /// Which field has a row's time.
+    private var timed: ImportField { queue == .registration ? .registeredAt : .timestamp }
+
     private func instant(_ row: ImportRow) throws(Refused) -> Instant {
-        guard let range = value(.registeredAt, row) else { return asOf }
+        guard let range = value(timed, row) else {
+            if queue == .result, !isAsOfGiven { throw Refused("the timestamp is missing; see --as-of") }
+            return asOf
+        }
         guard let instant = time.instant(row.bytes, range) else {
             throw Refused(
                 "the time cannot be read", "\"\(Self.shown(row, range))\", expected \(Self.expected[time.form] ?? "")")
         }
         guard instant <= latest else {
             throw Refused(
-                "the time is in the future; see --utc-offset and --time-format", "\"\(Self.shown(row, range))\"")
+                "the time is in the future; see --time-zone and --time-format", "\"\(Self.shown(row, range))\"")
         }
         return instant
     }
@@ -192,7 +207,7 @@ struct ImportRules {
             tags = list
         } else if let range = value(.tags, row) {
             guard let list = TagText(separator: tagSeparator).tags(&source, range) else {
-                throw Refused("tags is not a list, or has an element that is null")
+                throw Refused("tags is not a list, or has an element that is null; to leave it out: --column tags=")
             }
             tags = list
         } else {
@@ -212,7 +227,7 @@ struct ImportRules {
 
     /// What a time before APNs probably is.
     private func ancient(_ row: ImportRow) -> String? {
-        guard let range = value(.registeredAt, row) else { return nil }
+        guard let range = value(timed, row) else { return nil }
         let shown = "\"\(Self.shown(row, range))\""
         return switch Double(row.word(range)) ?? 0 {
         // 2008 to 2036.
@@ -232,16 +247,30 @@ struct ImportRules {
         }
     }
 
-    /// A response of APNs: 410 with the time, or 400 if the format says that the token was bad.
+    /// What APNs has said.
     private func writeResult(_ row: ImportRow, at instant: Instant, into copy: inout CopyText) {
-        let isBad = row[.kind].map(row.word) == "400"
-        copy.plain((isBad ? "400" : "410").utf8)
-        let body =
-            isBad
-            ? "{\"reason\":\"BadDeviceToken\"}"
-            : "{\"reason\":\"Unregistered\",\"timestamp\":\(instant.microseconds / 1000)}"
-        copy.plain(body.utf8)
+        let feedback = value(.reason, row).map(row.word).flatMap(Feedback.init(reason:)) ?? Feedback()
+        copy.plain("\(feedback.status)".utf8)
+        let timestamp = feedback.status == 410 ? ",\"timestamp\":\(instant.microseconds / 1000)" : ""
+        copy.plain("{\"reason\":\"\(feedback.reason)\"\(timestamp)}".utf8)
         copy.instant(instant)
+    }
+
+    /// A response that says that a token is bad.
+    private struct Feedback {
+        var status = 410
+        var reason = "Unregistered"
+
+        init() {}
+
+        init?(reason: String) {
+            switch reason {
+            case "Unregistered", "ExpiredToken": status = 410
+            case "BadDeviceToken", "DeviceTokenNotForTopic": status = 400
+            default: return nil
+            }
+            self.reason = reason
+        }
     }
 
     /// PostgreSQL would refuse the whole batch.

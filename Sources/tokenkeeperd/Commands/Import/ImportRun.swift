@@ -15,14 +15,17 @@ struct ImportRun {
     let file: String
     let reading: ImportOptions
     let rules: ImportRules
-    let queue: ImportSource.Queue
     /// The file for what is refused.
     let rejects: String
     let isDryRun: Bool
     let stop: ShutdownRequest
 
+    private var queue: ImportSource.Queue { reading.queue }
+
     /// The fields of `--column`.
-    private var named: Set<ImportField> { Set(((try? ColumnMapping(reading.column)) ?? ColumnMapping()).named.keys) }
+    private var named: Set<ImportField> {
+        Set(((try? reading.mapping())?.named ?? [:]).filter { !$0.value.isEmpty }.keys)
+    }
 
     private func isStopped() -> Bool { stop.isAsked }
 
@@ -43,7 +46,7 @@ struct ImportRun {
             if known == nil {
                 try RejectFile(new: rejects)
             } else {
-                try RejectFile(continuing: rejects, records: position.rejects, causes: position.causes)
+                try RejectFile(continuing: rejects, length: position.rejects)
             }
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
         if known == nil { try look(&reader, input) }
@@ -121,19 +124,19 @@ struct ImportRun {
             count: reader.position.lines)
         defer { progress.finish() }
         var pace = QueuePace(stop: stop)
+        var encoding = try ServerEncoding(of: &connection)
         if queue == .registration { try pace.wait(after: 0, &progress, on: &connection) }
         while true {
             let before = reader.position
-            var batch = try next(&reader, input, source.id, on: &connection)
-            let (records, causes) = reader.report(batch)
+            var batch = try next(&reader, input, source.id, &encoding, on: &connection)
+            let records = reader.report(batch)
             do {
-                try refused.append(records, causes: causes, begin: reader.rejectsBegin)
+                try refused.append(records, begin: reader.rejectsBegin)
             } catch {
                 throw ImportProblem(
                     "\(error.description): make room, then run the same command again to continue source \(source.id)")
             }
-            batch.position.rejects = refused.recordsLength
-            batch.position.causes = refused.causesLength
+            batch.position.rejects = refused.length
             try source.commit(
                 batch.copy.bytes, to: queue, position: batch.position.text, queued: batch.queued,
                 refused: batch.refused.count, isFinished: batch.isLast, on: &connection)
@@ -149,14 +152,15 @@ struct ImportRun {
 
     private func next(
         _ reader: inout ImportReader, _ input: borrowing ImportInput, _ sourceID: Int64,
-        on connection: inout Connection
+        _ encoding: inout ServerEncoding, on connection: inout Connection
     ) throws -> ImportBatch {
         var batch = try reader.next(
             sourceID: sourceID,
             { buffer, count in try input.read(into: &buffer, filled: &count, isStopped: isStopped) },
             isStopped: isStopped)
-        reader.resolve(
-            &batch, try TokenReading.read(batch.doubtful.map(\.token), isBase64: rules.isBase64, on: &connection))
+        try batch.refuse { try encoding.lacks($0.characters, on: &connection) }
+        let tokens = batch.doubtful.map { encoding.divisible($0.token) }
+        reader.resolve(&batch, try TokenReading.read(tokens, isBase64: rules.isBase64, on: &connection))
         return batch
     }
 
@@ -165,9 +169,10 @@ struct ImportRun {
     ) throws -> ImportOutcome {
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
         try look(&reader, input)
+        var encoding = try ServerEncoding(of: &connection)
         var (isFinished, problem) = (false, ImportProblem?.none)
         while !isFinished, problem == nil, !isStopped() {
-            let batch = try next(&reader, input, 0, on: &connection)
+            let batch = try next(&reader, input, 0, &encoding, on: &connection)
             _ = reader.report(batch)
             (isFinished, problem) = (batch.isLast, batch.problem)
         }
@@ -209,7 +214,7 @@ struct ImportRun {
         case .registration:
             lines.append("to undo: tokenkeeperd withdraw \(source.id)")
         case .result:
-            let topic = TopicOption.typed(topic: reading.topic ?? "", environment: rules.environment.rawValue)
+            let topic = TopicOption.typed(topic: reading.topic ?? "TOPIC", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")
         }
         switch end {

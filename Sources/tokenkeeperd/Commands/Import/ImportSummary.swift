@@ -2,6 +2,8 @@ internal import TokenModel
 
 /// What an import has done, for people. Pure.
 struct ImportSummary {
+    /// What a row may have.
+    let possible: [ImportField]
     private(set) var queued = 0
     private(set) var refused = 0
     private(set) var skipped = 0
@@ -20,6 +22,8 @@ struct ImportSummary {
     private static let mostKinds = 50
     private static let mostSamples = 10
 
+    init(_ possible: [ImportField]) { self.possible = possible }
+
     mutating func note(_ row: ImportRow, logsOut: Bool) {
         rows += 1
         for field in ImportField.allCases where row[field] != nil || field == .tags && row.tagList != nil {
@@ -33,7 +37,7 @@ struct ImportSummary {
     ///
     /// - Parameter named: The fields of `--column`.
     func coverage(named: Set<ImportField>) -> [String] {
-        let shown = ImportField.mappable.filter { $0 != .token && (named.contains($0) || fields[$0.rawValue] > 0) }
+        let shown = possible.filter { $0 != .token && (named.contains($0) || fields[$0.rawValue] > 0) }
         return shown.map { "  \($0.name): in \(fields[$0.rawValue]) of \(counted(Int64(rows), "row", "rows"))" }
             + (logouts > 0 ? ["  logs out \(counted(Int64(logouts), "token", "tokens"))"] : [])
             + lengths.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.prefix(3).map {
@@ -44,8 +48,8 @@ struct ImportSummary {
     /// The named fields that no row has.
     func missing(named: Set<ImportField>) -> [String] {
         rows == 0
-            ? []
-            : ImportField.mappable.filter { named.contains($0) && fields[$0.rawValue] == 0 }.map {
+            ? skipped > 0 && refused == 0 ? ["warning: no row passes --filter"] : []
+            : possible.filter { named.contains($0) && fields[$0.rawValue] == 0 }.map {
                 "warning: \($0.name) is in none of \(counted(Int64(rows), "row", "rows")): check the name in --column"
             }
     }
@@ -70,6 +74,8 @@ struct ImportSummary {
     /// The lines about what was refused and skipped, the most frequent first.
     var details: [String] {
         Self.lines(refusals, "refused") + Self.lines(skips, "skipped")
+            + (refusals.keys.contains { $0.hasSuffix("Firebase Cloud Messaging") }
+                ? ["  the file has rows of another platform: leave them out with --filter COLUMN=VALUE"] : [])
     }
 
     private static func lines(_ counts: [String: Int], _ word: String) -> [String] {

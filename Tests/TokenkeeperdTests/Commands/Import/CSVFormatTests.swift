@@ -72,13 +72,47 @@ import Testing
         }
     }
 
+    @Test func `a filter passes the rows with one of its values, and says what the others have`() throws {
+        let text = "token,platform,app\naa,ios,1\n\"f:APA91\",android,1\nbb,iOS,1\ncc,ios,2\ndd,,1\n"
+        let both = try ImportedText(
+            text, usual + ["--filter", "platform=ios", "--filter", "platform=iOS", "--filter", "app=1"])
+        #expect(both.rows.map { $0.suffix(2) } == ["aa", "bb"] && both.refused == [])
+        #expect(
+            both.details == [
+                "  skipped 1: app is \"2\"", "  skipped 1: platform is \"android\"", "  skipped 1: platform is empty",
+            ])
+        let empty = try ImportedText(text, usual + ["--filter", "platform="])
+        #expect(empty.rows.map { $0.suffix(2) } == ["dd"])
+        let null = try ImportedText("token,gone\naa,\\N\nbb,x\n", usual + ["--filter", "gone=", "--null", "\\N"])
+        #expect(null.rows.map { $0.suffix(2) } == ["aa"])
+        // A column may be a field, too.
+        let field = try ImportedText("token,user_id\naa,u\nbb,v\n", usual + ["--filter", "user_id=u"])
+        #expect(field.rows.map { $0.suffix(2) } == ["aa"] && field.rows[0].contains("\tu\t"))
+        let numbered = try ImportedText(
+            "aa,ios\nbb,x\n", usual + ["--no-header", "--column", "token=1", "--filter", "2=ios"])
+        #expect(numbered.rows.map { $0.suffix(2) } == ["aa"])
+        #expect(throws: ImportProblem.self) { try tokens(text, ["--filter", "os=ios"]) }
+        for wrong in ["ios", "=ios"] {
+            #expect(throws: (any Error).self) { try tokens(text, ["--filter", wrong]) }
+        }
+    }
+
+    @Test func `a column of a field's name is left out on request`() throws {
+        let text = "token,tags\naa,\"{\"\"team\"\":\"\"red\"\"}\"\n"
+        #expect(try ImportedText(text, usual).refused[0].contains("--column tags="))
+        #expect(try tokens(text, ["--column", "tags="]) == ["aa"])
+        #expect(throws: (any Error).self) {
+            try tokens(text, ["--column", "user_id=tags", "--column", "device_id=tags"])
+        }
+    }
+
     @Test func `an absent value is an empty one, or the text for null`() throws {
         let read = try ImportedText("token,device_id,registered_at\naa,\\N,\\N\nbb,,\n", usual + ["--null", "\\N"])
         #expect(read.rows.allSatisfy { $0.contains("\t2026-01-01 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\t") })
         #expect(read.rows.count == 2)
     }
 
-    @Test(arguments: ["csv", "jsonl"]) func `the end of a line that is too long is no line`(format: String) throws {
+    @Test(arguments: ["csv", "json"]) func `the end of a line that is too long is no line`(format: String) throws {
         let token = String(repeating: "ab", count: 32)
         let long = String(repeating: "a", count: PartEnd.longestRecord)
         // What follows the first MiB would be a record.

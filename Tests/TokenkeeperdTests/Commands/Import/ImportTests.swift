@@ -3,6 +3,7 @@ import LedgerTestSupport
 import TestRun
 import TestThreads
 import Testing
+import TokenLedger
 
 @Suite(.ownThread) struct `Command import` {
     private func run(
@@ -245,9 +246,9 @@ import Testing
             {"token":"aa","isActive":true,"lastSeen":"2025-10-01T10:00:00Z","active":false}
             {"token":"bb","isActive":"false","lastSeen":"2025-10-01T10:00:00Z"}
 
-            """, to: "f.jsonl")
+            """, to: "f.json")
         let arguments = [
-            file, "--format", "jsonl", "--topic", "t", "--column", "active=isActive", "--column",
+            file, "--format", "json", "--topic", "t", "--column", "active=isActive", "--column",
             "registered_at=lastseen",
         ]
         let dry = try run(arguments + ["--dry-run"], on: database)
@@ -273,8 +274,9 @@ import Testing
         #expect(refused.output.contains("would queue 1, refuse 3"), "\(refused.output)")
         #expect(refused.output.contains("seconds since 2001") && refused.output.contains("days since 1899"))
         for (text, format, words) in [
-            ("[{\"token\":\"aa\"}]\n", "jsonl", "one JSON document"),
-            ("{\n\"Endpoints\":[]}\n", "jsonl", "one JSON document"),
+            ("{\n\"Endpoints\":[]}\n", "json", "one JSON object"),
+            ("{\"Endpoints\":[\n  {\"Token\":\"aa\"}]}\n", "json", "one JSON object"),
+            ("{ \"results\": [ {\"token\":\"aa\"}]}", "json", "one JSON object"),
             ("token\raa\rbb\r", "csv", "end with CR only"),
         ] {
             let file = try folder.write(text, to: "g")
@@ -317,7 +319,7 @@ import Testing
         #expect(
             sender.status == 69 && sender.errors.contains("needs the rights of tokenkeeper_app"), "\(sender.errors)")
         let app = try run(
-            [file, "--rejects", "\(folder.path)/r", "--format", "apple-feedback", "--topic", "t"], on: database)
+            [file, "--rejects", "\(folder.path)/r", "--feedback"] + usual, on: database)
         #expect(app.status == 69 && app.errors.contains("tokenkeeper_app and tokenkeeper_sender"), "\(app.errors)")
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "0")
     }
@@ -404,10 +406,10 @@ import Testing
         let utf16: [UInt8] = "token\n\(token)\n".utf8.flatMap { [$0, UInt8(0)] }
         for (bytes, words) in [
             ([0x1F, 0x8B, 8, 0], "gunzip"), ([0x28, 0xB5, 0x2F, 0xFD], "unzstd"), (Array("PK\u{3}\u{4}".utf8), "zip"),
-            ([0xFF, 0xFE] + utf16, "iconv"),
+            ([0xFF, 0xFE] + utf16, "iconv"), (utf16, "iconv"), ([0] + utf16.dropLast(), "iconv"),
         ] as [([UInt8], String)] {
             #expect(try refusal(bytes, usual).contains(words))
-            #expect(try refusal(bytes, ["--format", "jsonl", "--topic", "t"]).contains(words))
+            #expect(try refusal(bytes, ["--format", "json", "--topic", "t"]).contains(words))
         }
         for empty in ["", "\n\n", "\u{FEFF}"] {
             #expect(try refusal(Array(empty.utf8), usual).contains("the file is empty, expected a header"))
@@ -426,29 +428,116 @@ import Testing
         #expect(try database.psql("SELECT count(*) FROM tokenkeeper.registration_source") == "0")
         // A file of JSON Lines or of feedback may have nothing to say.
         _ = try folder.write("", to: "f")
-        let nothing = try run(["\(folder.path)/f", "--format", "jsonl"], on: database)
+        let nothing = try run(["\(folder.path)/f", "--format", "json"], on: database)
         #expect(nothing.status == 0 && nothing.output == "\(folder.path)/f: 0 rows; queued 0, refused 0, skipped 0\n")
     }
 
-    @Test func `what comes before a break in a file of feedback is queued, and never twice`() throws {
+    @Test func `what comes before the break of an array is queued, and never twice`() throws {
         let database = try TestCluster.shared.database()
         let folder = try TemporaryDirectory()
-        // A second of 2017, and tokens of two bytes.
-        let tuples = (1...3).flatMap { [0x59, 0x68, 0x2F, 0x00, 0, 2, 0xAB, $0] as [UInt8] }
-        let file = "\(folder.path)/f.bin"
-        try Data(tuples + [0, 0, 0, 1, 0, 0]).write(to: URL(fileURLWithPath: file))
-        let arguments = [file, "--format", "apple-feedback", "--topic", "t"]
-        let words = "\(file): after 3 tuples, at byte 24, counted from 0: "
-        let rehearsal = try run(arguments + ["--dry-run"], on: database, as: "owner")
+        let elements = ["aa", "bb", "cc"].map { "{\"token\":\"\($0)\"}," }.joined()
+        let file = try folder.write("[\(elements)", to: "f.json")
+        let arguments = [file, "--format", "json", "--topic", "t"]
+        let words =
+            "\(file): after 3 elements, at byte \(elements.utf8.count + 1), counted from 0: the array is not closed"
+        let rehearsal = try run(arguments + ["--dry-run"], on: database)
         #expect(rehearsal.status == 70 && rehearsal.output.contains("would queue 3"), "\(rehearsal.output)")
         #expect(rehearsal.errors.contains(words), "\(rehearsal.errors)")
         for _ in 1...2 {
-            let broken = try run(arguments, on: database, as: "owner")
+            let broken = try run(arguments, on: database)
             #expect(broken.status == 70 && broken.errors.contains(words), "\(broken.errors)")
             #expect(broken.output.contains("3 rows; queued 3, refused 0") && broken.output.contains("to undo:"))
-            let queued = "SELECT count(*), count(DISTINCT token) FROM tokenkeeper.send_result"
+            let queued = "SELECT count(*), count(DISTINCT token) FROM tokenkeeper.registration"
             #expect(try database.psql(queued) == "3|3")
         }
+        #expect(try database.psql("SELECT count(finished_at) FROM tokenkeeper.registration_source") == "0")
+    }
+
+    @Test func `an array continues where its import was killed`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let token = { (n: Int) in String(n + (1 << 30), radix: 16) }
+        let text = "[\n" + (1...30_000).map { "{\"token\":\"\(token($0))\"}" }.joined(separator: ",\n") + "\n]\n"
+        let file = try folder.write(text, to: "f.json")
+        let arguments = [file, "--format", "json", "--topic", "t"]
+        #expect(try run(arguments, on: database).status == 0)
+        // As if it had been killed after its first batch.
+        try database.psql(
+            """
+            DELETE FROM tokenkeeper.registration WHERE token > '\(token(20_000))';
+            UPDATE tokenkeeper.registration_source SET finished_at = NULL, queued = 20000,
+                position = regexp_replace(regexp_replace(regexp_replace(position, 'offset=[0-9]+', 'offset=\(2 + 20_000 * 22 - 2)'),
+                    'lines=[0-9]+', 'lines=20000'), 'records=[0-9]+', 'records=20000')
+            """)
+        let rest = try run(arguments, on: database)
+        #expect(rest.status == 0 && rest.errors.contains("continuing source 1 after 20000 elements"), "\(rest)")
+        #expect(rest.output.contains("30000 rows; queued 30000, refused 0"), "\(rest.output)")
+        #expect(
+            try database.psql("SELECT count(*), count(DISTINCT token) FROM tokenkeeper.registration") == "30000|30000")
+    }
+
+    @Test func `a time zone is one that the server knows, and gives each time its offset`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let file = try folder.write(
+            "token,registered_at\naa,2024-01-01 12:00\nbb,2024-07-01 12:00\ncc,2024-07-01 12:00Z\ndd,\n", to: "f.csv")
+        let zoned = try run(
+            [file, "--time-zone", "europe/berlin", "--as-of", "2024-07-01 13:00"] + usual, on: database)
+        #expect(zoned.status == 0, "\(zoned)")
+        #expect(
+            try database.psql(
+                "SELECT token, registered_at AT TIME ZONE 'UTC' FROM tokenkeeper.registration ORDER BY token") == """
+                    aa|2024-01-01 11:00:00
+                    bb|2024-07-01 10:00:00
+                    cc|2024-07-01 12:00:00
+                    dd|2024-07-01 11:00:00
+                    """)
+        // PostgreSQL takes UTC+9 for a zone west of Greenwich.
+        for name in ["Nowhere", "UTC+9"] {
+            let wrong = try run([file, "--dry-run", "--time-zone", name] + usual, on: database)
+            #expect(wrong.status == 70 && wrong.errors.contains("is no time zone"), "\(wrong)")
+        }
+        let late = try run(
+            [file, "--dry-run", "--time-zone", "Asia/Tokyo", "--as-of", "2999-01-01"] + usual, on: database)
+        #expect(late.status == 70 && late.errors.contains("in the future"), "\(late)")
+    }
+
+    @Test(arguments: [("LATIN1", 2), ("SQL_ASCII", 0), ("EUC_JP", 1)])
+    func `a character that the database cannot hold costs its own row`(encoding: String, refused: Int) throws {
+        let name = "e_\(encoding.lowercased())_\(UInt32.random(in: 0...UInt32.max))"
+        try TestCluster.shared.database(migrated: false).psql(
+            "CREATE DATABASE \(name) OWNER owner ENCODING '\(encoding)' LOCALE 'C' TEMPLATE template0", user: "postgres"
+        )
+        let database = TestDatabase(cluster: TestCluster.shared, name: name)
+        var owner = try database.connect()
+        try Migrator(daemon: Version(major: 0, minor: 1, patch: 0)).migrate(&owner, createsRoles: true) { _ in }
+        let folder = try TemporaryDirectory()
+        let file = try folder.write("token,user_id,tags\naa,Вера,\nbb,,\ncc,x,\"a,😀\"\nßß,,\n", to: "f.csv")
+        let told = try run([file] + usual, on: database)
+        #expect(told.status == 1, "\(told)")
+        #expect(told.output.contains("queued \(3 - refused), refused \(1 + refused)"), "\(encoding): \(told)")
+        if refused == 2 {
+            #expect(told.output.contains("refused 2: the database cannot hold a character"), "\(told)")
+            let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
+            #expect(rejects.contains("line 2: the database cannot hold a character: U+412\",aa,Вера,"), "\(rejects)")
+        }
+        #expect(try run([file, "--dry-run"] + usual, on: database).output.contains("refuse \(1 + refused)"))
+    }
+
+    @Test func `rows of another platform are named, and no row that passes is a warning`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let file = try folder.write(
+            "token,platform\n\(String(repeating: "ab", count: 32)),ios\nx:APA91\(String(repeating: "y", count: 140)),android\n",
+            to: "f.csv")
+        let all = try run([file, "--dry-run"] + usual, on: database)
+        #expect(all.output.contains("refused 1: the token is no token: a token of Firebase"), "\(all)")
+        #expect(all.output.contains("leave them out with --filter COLUMN=VALUE"), "\(all)")
+        let ours = try run([file, "--dry-run", "--filter", "platform=ios"] + usual, on: database)
+        #expect(ours.status == 0 && ours.output.contains("would queue 1, refuse 0, skip 1"), "\(ours)")
+        #expect(ours.output.contains("skipped 1: platform is \"android\""), "\(ours)")
+        let none = try run([file, "--filter", "platform=IOS"] + usual, on: database)
+        #expect(none.status == 0 && none.output.contains("warning: no row passes --filter"), "\(none)")
     }
 
     @Test func `an import that was begun anew and has finished is not continued from before`() throws {

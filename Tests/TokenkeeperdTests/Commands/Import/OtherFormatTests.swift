@@ -10,7 +10,7 @@ import Testing
 
             {"to\u006ben":"bb","topic":"a\\b","user_id":null,"tags":[]}
             {"token":"cc","tags":"x, y"}
-            """#, ["--format", "jsonl", "--topic", "t"])
+            """#, ["--format", "json", "--topic", "t"])
         #expect(
             read.rows == [
                 "production\tt\t2026-01-01 00:00:00+00\t12\t\\N\t{\"a\\\\\"b\",\"üü😀\"}\tt\t7\taa",
@@ -26,71 +26,127 @@ import Testing
     ])
     func `JSON Lines: a malformed line is refused, and can be read again with its cause`(line: String) throws {
         let read = try ImportedText(
-            "{\"token\":\"bb\"}\n\(line)\n{\"token\":\"cc\"}", ["--format", "jsonl", "--topic", "t"])
+            "{\"token\":\"bb\"}\n\(line)\n{\"token\":\"cc\"}", ["--format", "json", "--topic", "t"])
         #expect(read.rows.map { $0.suffix(2) } == ["bb", "cc"])
         #expect(read.refused.count == 1 && read.refused[0].hasPrefix("2 "), "\(read.refused)")
-        let again = try ImportedText(read.rejects, ["--format", "jsonl", "--topic", "t"])
+        let again = try ImportedText(read.rejects, ["--format", "json", "--topic", "t"])
         #expect(again.rows == [] && again.refused.count == 1)
     }
 
-    private static func tuple(_ time: UInt32, _ token: [UInt8]) -> [UInt8] {
-        (0..<4).map { UInt8(truncatingIfNeeded: time >> (24 - 8 * $0)) } + [0, UInt8(token.count)] + token
-    }
-
-    @Test func `Apple's feedback: a tuple becomes a 410 with its time`() throws {
-        let bytes =
-            Self.tuple(1_500_000_000, [0xAB, 0xCD]) + Self.tuple(0, [1]) + Self.tuple(1_600_000_000, [0xEF]) + [
-                1, 2, 3,
-            ]
-        let read = try ImportedText(bytes, ["--format", "apple-feedback", "--topic", "t", "--environment", "sandbox"])
+    @Test func `JSON: a path is a key of an object within, or a key with a dot`() throws {
+        let read = try ImportedText(
+            #"""
+            {"token":{"apn":"aa"},"Item":{"seen":{"N":"1735786800"},"user":{"S":"u"},"tags":{"SS":["x","y"]}}}
+            {"token.apn":"bb","Item":null}
+            {"token":"cc"}
+            {"token":{"gcm":"dd"},"Item":{"user":{"S":"u"}}}
+            """#,
+            [
+                "--format", "json", "--topic", "t", "--column", "token=token.apn", "--column",
+                "registered_at=Item.seen.N", "--column", "user_id=Item.user.S", "--column", "tags=Item.tags.SS",
+            ])
         #expect(
             read.rows == [
-                "sandbox\tt\t410\t{\"reason\":\"Unregistered\",\"timestamp\":1500000000000}\t2017-07-14 02:40:00+00\tabcd",
-                "sandbox\tt\t410\t{\"reason\":\"Unregistered\",\"timestamp\":1600000000000}\t2020-09-13 12:26:40+00\tef",
+                "production\tt\t2025-01-02 03:00:00+00\t\\N\tu\t{\"x\",\"y\"}\tf\t7\taa",
+                "production\tt\t2026-01-01 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\tbb",
             ])
-        #expect(
-            read.refused == [
-                "2 the time is before 2008, when APNs did not exist: \"0\"", "4 the last tuple is cut off",
-            ])
-        #expect(Array(read.rejects.utf8) == Self.tuple(0, [1]) + [1, 2, 3])
-        #expect(read.causes.split(separator: "\n").count == 2 && read.causes.hasPrefix("tuple 2: "))
-        #expect(throws: ImportProblem.self) {
-            try ImportedText("GET / HTTP/1.1", ["--format", "apple-feedback", "--topic", "t"])
-        }
+        #expect(read.refused == ["3 the token is empty", "4 the token is empty"])
+        let filtered = try ImportedText(
+            #"[{"token":"aa","os":{"name":"iOS"}},{"token":"bb","os":{"name":"Android"}},{"token":"cc","os":[1]}]"#,
+            ["--format", "json", "--topic", "t", "--filter", "os.name=iOS"])
+        #expect(filtered.rows.map { $0.suffix(2) } == ["aa"])
+        #expect(filtered.details == ["  skipped 1: os.name is \"Android\"", "  skipped 1: os.name is empty"])
     }
 
     @Test(arguments: [1, 7, 1000])
-    func `Apple's feedback: what comes before a broken tuple is imported, and the place is named`(piece: Int) throws {
-        let good = Self.tuple(1_500_000_000, [0xAB, 0xCD]) + Self.tuple(0, [1]) + Self.tuple(1_600_000_000, [0xEF])
-        let bytes = good + [0, 0, 0, 1, 0xFF, 0xFF] + Self.tuple(1_600_000_000, [0x12])
-        let read = try ImportedText(bytes, ["--format", "apple-feedback", "--topic", "t"], piece: piece)
-        #expect(read.rows.map { $0.split(separator: "\t").last } == ["abcd", "ef"])
-        #expect(read.refused.map { $0.prefix(2) } == ["2 "] && Array(read.rejects.utf8) == Self.tuple(0, [1]))
-        #expect(read.position.offset == good.count && read.position.records == 3)
-        let problem = read.problem?.description ?? ""
-        #expect(problem.hasPrefix("after 3 tuples, at byte \(good.count), "), "\(problem)")
-        #expect(problem.contains("65535 bytes"), "\(problem)")
+    func `JSON: an array reads as its elements, and a malformed one costs itself`(piece: Int) throws {
+        let text = """
+            \u{FEFF} [ {"token":"aa","x":"],}\\"{"},
+              {"token": "bb",
+               "device_id": 5, "x": [{}]} , 12, ["cc"], {"token":"dd"
+               "x":1}, {"token":"ee"}
+            ]
+
+            """
+        let read = try ImportedText(text, ["--format", "json", "--topic", "t"], piece: piece)
+        #expect(read.rows.map { $0.suffix(2) } == ["aa", "bb", "ee"] && read.problem == nil)
+        #expect(read.refused == ["3", "4", "5"].map { "\($0) this is not a JSON object" })
+        #expect(read.position.records == 6)
+        #expect(read.rejects.contains("{\"tokenkeeperd\":\"element 5: this is"), "\(read.rejects)")
+        let fixed = read.rejects.replacing("\"dd\"", with: "\"dd\",")
+        let again = try ImportedText(fixed, ["--format", "json", "--topic", "t"], piece: piece)
+        #expect(again.rows.map { $0.suffix(2) } == ["dd"] && again.refused.count == 2)
+        #expect(try ImportedText("[]", ["--format", "json"], piece: piece).position.records == 0)
     }
 
-    @Test func `Azure: an element that is cut off or malformed costs only itself`() throws {
-        func element(_ token: String) -> String {
-            "<RegistrationDescription xmlns:i=\"x\" i:type=\"AppleRegistrationDescription\"><DeviceToken>\(token)</DeviceToken></RegistrationDescription>"
+    @Test(arguments: [1, 1000])
+    func `JSON: an array that is cut off has not ended, and what comes before is imported`(piece: Int) throws {
+        let usual = ["--format", "json", "--topic", "t"]
+        for (end, words) in [
+            ("", "cut off"), (",", "cut off"), (",{\"token\":\"b", "cut off"), ("] x", "something follows"),
+        ] {
+            let read = try ImportedText("[{\"token\":\"aa\"}\(end)", usual, piece: piece)
+            #expect(read.rows.map { $0.suffix(2) } == ["aa"])
+            #expect(read.problem?.description.contains(words) == true, "\(end)")
         }
-        let text = element("aa") + "\n" + element("bb").dropLast(40) + "\n" + element("cc") + " oops " + element("&x;")
-        let read = try ImportedText(String(text), ["--format", "azure", "--topic", "t"])
-        #expect(read.rows.map { $0.suffix(2) } == ["aa", "cc"])
-        #expect(read.refused.count == 3, "\(read.refused)")
-        let again = try ImportedText(read.rejects, ["--format", "azure", "--topic", "t"])
-        #expect(again.rows == [] && again.refused.count == 3, "\(read.rejects)")
+        #expect(throws: ImportProblem.self) { try ImportedText("[", usual, piece: piece) }
+        let long = "[{\"token\":\"aa\"},{\"x\":\"" + String(repeating: "x", count: PartEnd.longestRecord)
+        let problem = try ImportedText(long, usual, piece: 1 << 16).problem?.description ?? ""
+        #expect(problem.hasPrefix("after 1 element") && problem.contains("longer than 1 MiB"), "\(problem)")
+    }
+
+    @Test func `feedback: a 410 with its timestamp, or a reason that says that the token is bad`() throws {
+        let usual = ["--format", "csv", "--topic", "t", "--feedback"]
+        let text = """
+            token,timestamp,reason
+            aa,1500000000,
+            bb,1600000000123,Unregistered
+            cc,2025-01-01,BadDeviceToken
+            dd,2025-01-01,TooManyRequests
+            ee,,
+            ff,0,
+
+            """
+        let read = try ImportedText(text, usual)
+        #expect(
+            read.rows == [
+                "production\tt\t410\t{\"reason\":\"Unregistered\",\"timestamp\":1500000000000}\t2017-07-14 02:40:00+00\taa",
+                "production\tt\t410\t{\"reason\":\"Unregistered\",\"timestamp\":1600000000123}\t2020-09-13 12:26:40.123000+00\tbb",
+                "production\tt\t400\t{\"reason\":\"BadDeviceToken\"}\t2025-01-01 00:00:00+00\tcc",
+            ])
+        #expect(
+            read.refused == [
+                "6 the timestamp is missing; see --as-of",
+                "7 the time is before 2008, when APNs did not exist: \"0\"",
+            ])
+        #expect(read.details.contains("  skipped 1: reason TooManyRequests: says nothing about the token"))
+        let given = try ImportedText("token\naa\n", usual + ["--as-of", "2025-01-01"])
+        #expect(given.rows.count == 1 && given.rows[0].contains("1735689600000"))
+        #expect(throws: (any Error).self) { try ImportedText("", usual + ["--column", "registered_at=x"]) }
+    }
+
+    @Test func `a file's own names of topics become topics, and others are refused`() throws {
+        let read = try ImportedText(
+            "token,app,environment\naa,1,\nbb,2,\ncc,3,\ndd,1,sandbox\n",
+            [
+                "--format", "csv", "--column", "topic=app", "--topic-value", "1=com.example.bank", "--topic-value",
+                "2=com.example.pay:sandbox",
+            ])
+        #expect(
+            read.rows.map { $0.split(separator: "\t")[0..<2].joined(separator: " ") } == [
+                "production com.example.bank", "sandbox com.example.pay", "sandbox com.example.bank",
+            ])
+        #expect(read.refused == ["4 the topic is not named with --topic-value: \"3\""])
     }
 
     @Test func `a format takes only the options that it has a use for`() {
         for arguments in [
-            ["--format", "azure"], ["--format", "sygnal"], ["--format", "csv", "--app", "a=b"],
-            ["--format", "jsonl", "--no-header"], ["--format", "csv", "--delimiter", "ab"],
+            ["--format", "xml"], ["--format", "json", "--no-header"], ["--format", "csv", "--delimiter", "ab"],
             ["--format", "csv", "--environment-value", "dev=test"], ["--format", "csv", "--as-of", "soon"],
-            ["--format", "csv", "--as-of", "2999-01-01"], ["--format", "csv", "--utc-offset", "9"],
+            ["--format", "csv", "--as-of", "2999-01-01"], ["--format", "csv", "--time-zone", "+9"],
             ["--format", "csv", "--time-format", "epoch"], ["--format", "csv", "--environment", "test"],
+            ["--format", "csv", "--topic-value", "1"], ["--format", "csv", "--topic-value", "1=t:prod"],
+            ["--format", "csv", "--topic-value", "1=a b"],
         ] {
             #expect(throws: (any Error).self, "\(arguments)") { try ImportOptions.parse(arguments) }
         }

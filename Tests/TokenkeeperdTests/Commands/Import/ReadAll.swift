@@ -11,7 +11,6 @@ struct ImportedText {
     var refused: [String] = []
     /// The file of the refused records.
     var rejects = ""
-    var causes = ""
     var details: [String] = []
     var position = ImportPosition(identity: "f")
     /// Why nothing after the position can be read.
@@ -26,12 +25,12 @@ struct ImportedText {
     ///   - piece: How many bytes are read at a time.
     ///   - token: How the database would read a token that is not plain hex.
     init(
-        _ bytes: [UInt8], _ arguments: [String], piece: Int = 7,
+        _ bytes: [UInt8], _ arguments: [String], piece: Int = 7, zone: LocalTime = .utc,
         token: (String) -> TokenReading = { .fault("token is '\($0.prefix(8))'... (9 characters): odd, expected hex") }
     ) throws {
         let options = try ImportOptions.parse(arguments)
         var reader = ImportReader(
-            try options.makeFormat(), try options.rules(asOf: Self.asOf, now: Self.now), from: position)
+            try options.makeFormat(), try options.rules(asOf: Self.asOf, now: Self.now, in: zone), from: position)
         var read = 0
         var isLast = false
         while !isLast, problem == nil {
@@ -45,10 +44,9 @@ struct ImportedText {
                     return !some.isEmpty
                 }, isStopped: { false })
             reader.resolve(&batch, batch.doubtful.map { token($0.token) })
-            let (records, reasons) = reader.report(batch)
+            let records = reader.report(batch)
             if !records.isEmpty, rejects.isEmpty { rejects += String(decoding: reader.rejectsBegin, as: UTF8.self) }
             rejects += String(decoding: records, as: UTF8.self)
-            causes += String(decoding: reasons, as: UTF8.self)
             rows += String(decoding: batch.copy.bytes, as: UTF8.self).split(separator: "\n").map(String.init)
             refused += batch.refused.map { "\($0.number) \($0.refusal.text)" }
             position = batch.position

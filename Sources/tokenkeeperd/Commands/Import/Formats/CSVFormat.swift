@@ -10,8 +10,8 @@ struct CSVFormat: ImportFormat {
     private let delimiter: UInt8
     private let mapping: ColumnMapping
     private let hasHeader: Bool
-    /// The field of each column; nil until the header has been read.
-    private var fields: [ImportField?]?
+    /// The use of each column; nil until the header has been read.
+    private var uses: [ColumnUse?]?
     /// The cells of the current record.
     private var cells: [Cell] = []
     private var isAtBeginning = true
@@ -40,13 +40,13 @@ struct CSVFormat: ImportFormat {
         self.delimiter = delimiter
         self.mapping = mapping
         self.hasHeader = hasHeader
-        if !hasHeader { fields = try mapping.fieldsByNumber() }
+        if !hasHeader { uses = try mapping.usesByNumber() }
     }
 
-    var needsBeginning: Bool { hasHeader }
-    var isByLine: Bool { true }
+    var needsBeginning: Bool { uses == nil }
+    var faultAtEnd: String? { uses == nil ? "the file is empty, expected a header" : nil }
 
-    func lacks(_ field: ImportField) -> Bool { fields.map { !$0.contains(field) } ?? false }
+    func lacks(_ field: ImportField) -> Bool { uses.map { !$0.contains { $0?.field == field } } ?? false }
 
     mutating func next(
         in bytes: [UInt8], from start: Int, to end: Int, then what: PartEnd, into row: inout ImportRow
@@ -61,16 +61,16 @@ struct CSVFormat: ImportFormat {
         case .needsMore:
             return .needsMore
         case .malformed(let refusal):
-            if fields == nil { throw ImportProblem("the header is malformed: \(refusal.text)") }
+            if uses == nil { throw ImportProblem("the header is malformed: \(refusal.text)") }
             return firstLine(refusal, in: bytes, from: start, to: end)
         case .record(let contentEnd, let next, let lines):
             isAtBeginning = false
             if contentEnd == start { return .found(.nothing, end: next, lines: lines) }
-            guard let fields else {
+            guard let uses else {
                 try readHeader(bytes, start..<next)
                 return .found(.nothing, end: next, lines: lines)
             }
-            if let refusal = fill(&row, bytes, fields) {
+            if let refusal = fill(&row, bytes, uses) {
                 return lines == 1
                     ? .found(.refused(refusal), end: next, lines: 1)
                     : firstLine(refusal, in: bytes, from: start, to: end)
@@ -150,7 +150,7 @@ struct CSVFormat: ImportFormat {
             if cell.isEscaped { content = Self.unescaped(content) }
             names.append(String(decoding: content, as: UTF8.self))
         }
-        fields = try mapping.fields(of: names)
+        uses = try mapping.uses(of: names)
         rejectsBegin = Array(Self.mark.utf8) + [delimiter]
         // A file of refused records has the column already.
         let afterMark = cells[0].end + (bytes[range.lowerBound] == .quote ? 2 : 1)
@@ -170,27 +170,29 @@ struct CSVFormat: ImportFormat {
     }
 
     /// - Returns: Why the record is refused, if it is.
-    private func fill(_ row: inout ImportRow, _ bytes: [UInt8], _ fields: [ImportField?]) -> Refusal? {
+    private func fill(_ row: inout ImportRow, _ bytes: [UInt8], _ uses: [ColumnUse?]) -> Refusal? {
         var shift = 0
         if hasHeader {
             let marked = isMarked ? 1 : 0
-            guard cells.count == fields.count else {
+            guard cells.count == uses.count else {
                 return Refusal(
                     "the number of cells is not that of the header",
-                    "\(cells.count - marked) instead of \(fields.count - marked)")
+                    "\(cells.count - marked) instead of \(uses.count - marked)")
             }
         } else {
             if Bytes.has(Self.marker, in: bytes, at: cells[0].start, to: cells[0].end) { shift = 1 }
-            guard cells.count - shift >= fields.count else {
+            guard cells.count - shift >= uses.count else {
                 return Refusal(
-                    "the line has too few cells", "\(cells.count - shift), expected at least \(fields.count)")
+                    "the line has too few cells", "\(cells.count - shift), expected at least \(uses.count)")
             }
         }
-        for index in fields.indices {
-            guard let field = fields[index] else { continue }
+        for index in uses.indices {
+            guard let use = uses[index] else { continue }
             let cell = cells[index + shift]
             // Rather a quote that is missing here, and closed somewhere below, than a name of two lines.
-            if cell.isLong { return Refusal("\(field.name) has a line break, or a quote is not closed") }
+            if cell.isLong {
+                return Refusal("\(use.field?.name ?? "a filter's column") has a line break, or a quote is not closed")
+            }
             row.begin()
             if cell.isEscaped {
                 var place = cell.start
@@ -201,7 +203,7 @@ struct CSVFormat: ImportFormat {
             } else {
                 row.append(bytes, cell.start..<cell.end)
             }
-            row.end(field)
+            row.end(use)
         }
         return nil
     }

@@ -1,90 +1,131 @@
+internal import TokenLedger
 internal import TokenModel
 
-/// Which column or key of a file each field comes from: `--column token=push_token`.
+/// Rows to import: those whose column has one of these values. An empty one means an empty or absent value.
+struct ImportFilter: Equatable {
+    let column: String
+    fileprivate(set) var values: [[UInt8]]
+}
+
+/// Which column or key of a file each field and filter comes from: `--column token=push_token`, `--filter platform=ios`.
 struct ColumnMapping: Equatable {
-    /// The named columns. A field that is not named comes from the column of its own name, if the file has it.
+    /// What the rows may have.
+    let fields: [ImportField]
+    /// The named columns. A field that is not named comes from the column of its own name, if the file has it; of a field named
+    /// without a column, nothing is read.
     private(set) var named: [ImportField: String] = [:]
+    private(set) var filters: [ImportFilter] = []
 
-    /// Whether columns that are not named are of no use.
-    private var isComplete = false
-
-    init() {}
-
-    /// - Parameter options: As typed: `FIELD=COLUMN`. Without a header, the column is its number, from 1.
-    init(_ options: [String]) throws(ImportProblem) {
-        for option in options {
-            let parts = option.split(separator: "=", maxSplits: 1).map(String.init)
-            guard parts.count == 2, let field = ImportField.mappable.first(where: { $0.name == parts[0] }) else {
-                let names = ImportField.mappable.map(\.name).joined(separator: ", ")
+    /// - Parameters:
+    ///   - columns: As typed: `FIELD=COLUMN`. Without a header, the column is its number, from 1.
+    ///   - filters: As typed: `COLUMN=VALUE`.
+    init(_ columns: [String], filters: [String] = [], of queue: ImportSource.Queue) throws(ImportProblem) {
+        fields = ImportField.of(queue)
+        for option in columns {
+            let parts = Self.parts(option)
+            guard parts.count == 2, let field = fields.first(where: { $0.name == parts[0] }) else {
+                let names = fields.map(\.name).joined(separator: ", ")
                 throw ImportProblem("--column is \"\(option)\", expected FIELD=COLUMN, where FIELD is one of: \(names)")
+            }
+            if let other = named.first(where: { $0.value == parts[1] && !parts[1].isEmpty }), other.key != field {
+                throw ImportProblem("--column names \(parts[1]) for \(other.key.name) and \(field.name)")
             }
             guard named.updateValue(parts[1], forKey: field) == nil else {
                 throw ImportProblem("--column names \(parts[0]) twice")
             }
         }
-    }
-
-    /// Synapse's table pushers: https://element-hq.github.io/synapse
-    static let pushers: ColumnMapping = {
-        var mapping = ColumnMapping()
-        mapping.named = [
-            .token: "pushkey", .app: "app_id", .registeredAt: "ts", .userID: "user_name", .kind: "kind",
-            .enabled: "enabled",
-        ]
-        // Its device_id is a session, which is unique only within a user.
-        mapping.isComplete = true
-        return mapping
-    }()
-
-    /// The field that a column of this name holds.
-    func field(of column: String) -> ImportField? {
-        named.first { $0.value == column }?.key
-            ?? (isComplete
-                ? nil
-                : ImportField.mappable.first {
-                    $0.isFoundByName && named[$0] == nil && $0.name == column.lowercased()
-                })
-    }
-
-    /// The field of each column of a header.
-    func fields(of header: [String]) throws(ImportProblem) -> [ImportField?] {
-        let fields = header.map(field(of:))
-        for (field, column) in named.sorted(by: { $0.key.rawValue < $1.key.rawValue })
-        // The column is younger than Synapse's table.
-        where field != .enabled {
-            let count = fields.count { $0 == field }
-            guard count == 1 else {
-                throw ImportProblem(
-                    "the header has \(count == 0 ? "no column" : "\(count) columns") \"\(column)\" for \(field.name); it has: \(Self.list(header))"
-                )
+        for option in filters {
+            let parts = Self.parts(option)
+            guard parts.count == 2, !parts[0].isEmpty else {
+                throw ImportProblem("--filter is \"\(option)\", expected COLUMN=VALUE")
+            }
+            if let index = self.filters.firstIndex(where: { $0.column == parts[0] }) {
+                self.filters[index].values.append(Array(parts[1].utf8))
+            } else {
+                self.filters.append(ImportFilter(column: parts[0], values: [Array(parts[1].utf8)]))
             }
         }
-        let tokens = fields.count { $0 == .token }
+    }
+
+    private static func parts(_ option: String) -> [String] {
+        option.split(separator: "=", maxSplits: 1, omittingEmptySubsequences: false).map(String.init)
+    }
+
+    /// The columns that may be read, each with its use.
+    var uses: [(column: String, use: ColumnUse)] {
+        var uses = fields.compactMap { field in
+            (named[field] ?? (field.isFoundByName ? field.name : "")).isEmpty
+                ? nil : (column: named[field] ?? field.name, use: ColumnUse(field: field))
+        }
+        for (index, filter) in filters.enumerated() {
+            if let same = uses.firstIndex(where: { $0.column == filter.column }) {
+                uses[same].use.filter = index
+            } else {
+                uses.append((filter.column, ColumnUse(filter: index)))
+            }
+        }
+        return uses
+    }
+
+    /// The use of a column of this name.
+    private func use(of column: String) -> ColumnUse? {
+        let field =
+            named.first { $0.value == column }?.key
+            ?? fields.first { $0.isFoundByName && named[$0] == nil && $0.name == column.lowercased() }
+        let filter = filters.firstIndex { $0.column == column }
+        return field == nil && filter == nil ? nil : ColumnUse(field: field, filter: filter)
+    }
+
+    /// The use of each column of a header.
+    func uses(of header: [String]) throws(ImportProblem) -> [ColumnUse?] {
+        let uses = header.map(use(of:))
+        for (field, column) in named.sorted(by: { $0.key.rawValue < $1.key.rawValue }) where !column.isEmpty {
+            try Self.check(uses.count { $0?.field == field }, column, field.name, header)
+        }
+        for (index, filter) in filters.enumerated() {
+            try Self.check(uses.count { $0?.filter == index }, filter.column, "--filter", header)
+        }
+        let tokens = uses.count { $0?.field == .token }
         guard tokens == 1 else {
             throw ImportProblem(
                 tokens == 0
                     ? "the header has no column \"token\": name it with --column token=NAME, or give --no-header if the first line is a row; it has: \(Self.list(header))"
                     : "the header has \(tokens) columns \"token\"; name one with --column token=NAME")
         }
-        return fields
+        return uses
     }
 
-    /// The field of each column, by number.
-    func fieldsByNumber() throws(ImportProblem) -> [ImportField?] {
-        var fields: [ImportField?] = []
-        for (field, column) in named {
-            guard let number = Int(column), (1...1000).contains(number) else {
-                throw ImportProblem(
-                    "--column \(field.name)=\(column): expected the number of a column, because --no-header is given")
-            }
-            while fields.count < number { fields.append(nil) }
-            guard fields[number - 1] == nil else { throw ImportProblem("--column names column \(number) twice") }
-            fields[number - 1] = field
+    private static func check(
+        _ count: Int, _ column: String, _ purpose: String, _ header: [String]
+    ) throws(ImportProblem) {
+        guard count == 1 else {
+            throw ImportProblem(
+                "the header has \(count == 0 ? "no column" : "\(count) columns") \"\(column)\" for \(purpose); it has: \(Self.list(header))"
+            )
         }
-        guard named[.token] != nil else {
+    }
+
+    /// The use of each column, by number.
+    func usesByNumber() throws(ImportProblem) -> [ColumnUse?] {
+        var uses: [ColumnUse?] = []
+        func place(_ column: String, _ option: String) throws(ImportProblem) -> Int {
+            guard let number = Int(column), (1...1000).contains(number) else {
+                throw ImportProblem("\(option): expected the number of a column, because --no-header is given")
+            }
+            while uses.count < number { uses.append(nil) }
+            return number - 1
+        }
+        for (field, column) in named where !column.isEmpty {
+            uses[try place(column, "--column \(field.name)=\(column)")] = ColumnUse(field: field)
+        }
+        for (index, filter) in filters.enumerated() {
+            let place = try place(filter.column, "--filter \(filter.column)")
+            uses[place] = ColumnUse(field: uses[place]?.field, filter: index)
+        }
+        guard uses.contains(where: { $0?.field == .token }) else {
             throw ImportProblem("--no-header needs the number of the token's column: --column token=1")
         }
-        return fields
+        return uses
     }
 
     private static func list(_ header: [String]) -> String {

@@ -13,8 +13,8 @@ struct TimeText: Equatable {
     }
 
     var form = Form.auto
-    /// Added to UTC by the zone of texts that name none, in seconds.
-    var offset = 0
+    /// The zone of texts that name none.
+    var zone = LocalTime.utc
 
     /// - Returns: Nil if it is no instant of the years 1 to 9999.
     func instant(_ bytes: [UInt8], _ range: Range<Int>) -> Instant? {
@@ -22,7 +22,7 @@ struct TimeText: Equatable {
         reader.skipBlanks()
         if form != .iso, let number = reader.number() { return Self.instant(number, form) }
         if form != .iso, form != .auto { return nil }
-        return reader.iso(offset: offset)
+        return reader.iso(in: zone)
     }
 
     private static func instant(_ number: Number, _ form: Form) -> Instant? {
@@ -108,7 +108,7 @@ struct TimeText: Equatable {
             return value
         }
 
-        mutating func iso(offset: Int) -> Instant? {
+        mutating func iso(in local: LocalTime) -> Instant? {
             guard let year = digits(4), has("-"), let month = digits(2), has("-"), let day = digits(2),
                 year >= 1, (1...12).contains(month), day >= 1, day <= Self.length(ofMonth: month, year)
             else { return nil }
@@ -133,17 +133,17 @@ struct TimeText: Equatable {
                     }
                 }
             }
-            guard let zone = zone(offset: Int64(offset)) else { return nil }
+            seconds += TimeText.days(year: year, month: month, day: day) * 86_400
+            skipBlanks()
+            if place == end { return Instant(microseconds: local.utc(seconds) * 1_000_000 + millionths) }
+            guard let zone = zone() else { return nil }
             skipBlanks()
             guard place == end else { return nil }
-            let days = TimeText.days(year: year, month: month, day: day)
-            return Instant(microseconds: (days * 86_400 + seconds - zone) * 1_000_000 + millionths)
+            return Instant(microseconds: (seconds - zone) * 1_000_000 + millionths)
         }
 
         /// What is to be subtracted, in seconds.
-        private mutating func zone(offset: Int64) -> Int64? {
-            skipBlanks()
-            if place == end { return offset }
+        private mutating func zone() -> Int64? {
             if has("Z") || has("z") { return 0 }
             if has("U") { return has("T") && has("C") ? 0 : nil }
             if has("G") { return has("M") && has("T") ? 0 : nil }
@@ -169,16 +169,16 @@ struct TimeText: Equatable {
 
 extension TimeText {
     /// `+09:00`, in seconds.
-    static func offset(_ text: String) -> Int? {
+    static func offset(_ text: String) -> Int64? {
         let bytes = Array("2000-01-01T00:00:00\(text)".utf8)
         guard text.hasPrefix("+") || text.hasPrefix("-"),
             let instant = TimeText(form: .iso).instant(bytes, 0..<bytes.count)
         else { return nil }
-        return Int((946_684_800_000_000 - instant.microseconds) / 1_000_000)
+        return (946_684_800_000_000 - instant.microseconds) / 1_000_000
     }
 
-    static func instant(_ text: String, offset: Int = 0) -> Instant? {
+    static func instant(_ text: String, in zone: LocalTime = .utc) -> Instant? {
         let bytes = Array(text.utf8)
-        return TimeText(offset: offset).instant(bytes, 0..<bytes.count)
+        return TimeText(zone: zone).instant(bytes, 0..<bytes.count)
     }
 }

@@ -1,70 +1,34 @@
-/// JSON Lines: one object on each line (https://jsonlines.org).
-struct JSONLinesFormat: ImportFormat {
-    /// The only key of a line that says why the next one was refused.
-    static let mark = "tokenkeeperd"
+/// What is asked for of a JSON object: the value of a key, or of keys of the object that is its value.
+struct JSONKey {
+    let name: [UInt8]
+    var use: ColumnUse?
+    var inner: [JSONKey] = []
 
-    private let keys: [(key: [UInt8], field: ImportField)]
-
-    var isByLine: Bool { true }
-
-    init(_ mapping: ColumnMapping) {
-        keys = ImportField.mappable.compactMap { field in
-            (mapping.named[field] ?? (field.isFoundByName ? field.name : nil)).map { (Array($0.utf8), field) }
+    /// The keys of a mapping. `token.apn` is the key `apn` of the object `token`, or a key with a dot.
+    static func keys(of mapping: ColumnMapping) -> [JSONKey] {
+        var keys: [JSONKey] = []
+        for (column, use) in mapping.uses {
+            add([column], use, to: &keys)
+            let path = column.split(separator: ".", omittingEmptySubsequences: false).map(String.init)
+            if path.count > 1 { add(path[...], use, to: &keys) }
         }
+        return keys
     }
 
-    func fault(of beginning: ArraySlice<UInt8>) -> String? {
-        let text = beginning.starts(with: Bytes.byteOrderMark) ? beginning.dropFirst(3) : beginning
-        let line = text.drop { $0.isBlank }.prefix { $0 != .newline }
-        // As it is printed for people.
-        let isOpen = line.first == UInt8(ascii: "{") && line.dropFirst().allSatisfy(\.isBlank)
-        return line.first == UInt8(ascii: "[") || isOpen
-            ? "the file is one JSON document, expected an object on each line: make them with jq -c '.[]', or with '.NAME[]' for a list within an object"
-            : nil
-    }
-
-    mutating func next(
-        in bytes: [UInt8], from start: Int, to end: Int, then what: PartEnd, into row: inout ImportRow
-    ) -> ImportScan {
-        let newline = Bytes.first(.newline, in: bytes, from: start, to: end)
-        if newline == nil, what == .more { return .needsMore }
-        let next = newline.map { $0 + 1 } ?? end
-        let lines = newline == nil ? 0 : 1
-        if newline == nil, what == .limit { return .found(.refused(PartEnd.tooLong), end: next, lines: lines) }
-        var place = start
-        if Bytes.has(Bytes.byteOrderMark, in: bytes, at: place, to: end) { place += 3 }
-        var reader = JSONLineReader(bytes: bytes, place: place, end: newline ?? end)
-        reader.skipBlanks()
-        if reader.isAtEnd { return .found(.nothing, end: next, lines: lines) }
-        do {
-            return .found(try reader.object(keys, mark: Self.mark, into: &row), end: next, lines: lines)
-        } catch {
-            return .found(.refused(error.refusal), end: next, lines: lines)
+    private static func add(_ path: ArraySlice<String>, _ use: ColumnUse, to keys: inout [JSONKey]) {
+        guard let first = path.first.map({ Array($0.utf8) }) else { return }
+        let index = keys.firstIndex { $0.name == first } ?? keys.count
+        if index == keys.count { keys.append(JSONKey(name: first)) }
+        if path.count == 1 {
+            keys[index].use = use
+        } else {
+            add(path.dropFirst(), use, to: &keys[index].inner)
         }
-    }
-
-    /// A line of its own, so that each line stays as it was, and is JSON if it was.
-    func append(refused record: ArraySlice<UInt8>, line: Int, cause: String, to rejects: inout [UInt8]) {
-        rejects.append(contentsOf: "{\"\(Self.mark)\":\"line \(line): \(Self.escaped(cause))\"}\n".utf8)
-        rejects.append(contentsOf: record)
-        if rejects.last != .newline { rejects.append(.newline) }
-    }
-
-    private static func escaped(_ text: String) -> String {
-        var escaped = ""
-        for scalar in text.unicodeScalars {
-            switch scalar {
-            case "\"": escaped += "\\\""
-            case "\\": escaped += "\\\\"
-            default: escaped.unicodeScalars.append(scalar.value < 0x20 ? " " : scalar)
-            }
-        }
-        return escaped
     }
 }
 
 /// Reads one JSON object. Values that nobody asked for are only skipped.
-private struct JSONLineReader {
+struct JSONReader {
     let bytes: [UInt8]
     var place: Int
     let end: Int
@@ -73,7 +37,7 @@ private struct JSONLineReader {
         let refusal: Refusal
     }
 
-    private static let notJSON = Fault(refusal: Refusal("the line is not a JSON object"))
+    private static let notJSON = Fault(refusal: Refusal("this is not a JSON object"))
 
     var isAtEnd: Bool { place >= end }
 
@@ -88,34 +52,48 @@ private struct JSONLineReader {
 
     private func isAt(_ character: Character) -> Bool { place < end && bytes[place] == character.asciiValue }
 
-    mutating func object(
-        _ keys: [(key: [UInt8], field: ImportField)], mark: String, into row: inout ImportRow
-    ) throws(Fault) -> ImportRecord {
-        var members = 0
+    /// Reads the whole text.
+    mutating func object(_ keys: [JSONKey], mark: String, into row: inout ImportRow) throws(Fault) -> ImportRecord {
         var hasMark = false
+        let members = try members(keys, mark: mark, &hasMark, into: &row)
+        skipBlanks()
+        guard isAtEnd else { throw Self.notJSON }
+        return hasMark && members == 1 ? .nothing : .row
+    }
+
+    /// - Returns: How many members the object has.
+    private mutating func members(
+        _ keys: [JSONKey], mark: String, _ hasMark: inout Bool, into row: inout ImportRow
+    ) throws(Fault) -> Int {
+        var members = 0
         try take("{")
         skipBlanks()
         while !isAt("}") {
             if members > 0 { try take(",") }
             members += 1
             skipBlanks()
-            let field = try key(keys, mark: mark, &hasMark, &row)
+            let key = try key(keys, mark: mark, &hasMark, &row)
             skipBlanks()
             try take(":")
             skipBlanks()
-            if let field { try value(field, into: &row) } else { try skipValue() }
+            if let key, !key.inner.isEmpty, isAt("{") {
+                var ignored = false
+                _ = try self.members(key.inner, mark: mark, &ignored, into: &row)
+            } else if let use = key?.use {
+                try value(use, into: &row)
+            } else {
+                try skipValue()
+            }
             skipBlanks()
         }
         place += 1
-        skipBlanks()
-        guard isAtEnd else { throw Self.notJSON }
-        return hasMark && members == 1 ? .nothing : .row
+        return members
     }
 
     /// Reads a key. A key with escapes is compared as text.
     private mutating func key(
-        _ keys: [(key: [UInt8], field: ImportField)], mark: String, _ hasMark: inout Bool, _ row: inout ImportRow
-    ) throws(Fault) -> ImportField? {
+        _ keys: [JSONKey], mark: String, _ hasMark: inout Bool, _ row: inout ImportRow
+    ) throws(Fault) -> JSONKey? {
         try take("\"")
         var close = place
         while close < end, bytes[close] != .quote, bytes[close] != .backslash { close += 1 }
@@ -130,27 +108,28 @@ private struct JSONLineReader {
             guard close < end else { throw Self.notJSON }
         }
         defer { if name == nil { place = close + 1 } }
-        for (key, field) in keys {
+        for key in keys {
             if let name {
-                if name == key { return field }
-            } else if key.count == close - place, Bytes.has(key, in: bytes, at: place, to: close) {
-                return field
+                if name == key.name { return key }
+            } else if key.name.count == close - place, Bytes.has(key.name, in: bytes, at: place, to: close) {
+                return key
             }
         }
         if name == nil, mark.utf8.elementsEqual(bytes[place..<close]) { hasMark = true }
         return nil
     }
 
-    private mutating func value(_ field: ImportField, into row: inout ImportRow) throws(Fault) {
+    private mutating func value(_ use: ColumnUse, into row: inout ImportRow) throws(Fault) {
         guard place < end else { throw Self.notJSON }
         switch bytes[place] {
         case .quote:
             row.begin()
             try string(into: &row)
-            row.end(field)
-        case UInt8(ascii: "[") where field == .tags:
+            row.end(use)
+        case UInt8(ascii: "[") where use.field == .tags:
             try tags(into: &row)
         case UInt8(ascii: "["), UInt8(ascii: "{"):
+            guard let field = use.field else { return try skipValue() }
             throw Fault(
                 refusal: Refusal("\(field.name) is \(isAt("[") ? "an array" : "an object"), expected one value"))
         default:
@@ -159,7 +138,7 @@ private struct JSONLineReader {
             if Bytes.has(Array("null".utf8), in: bytes, at: start, to: place) { return }
             row.begin()
             row.append(bytes, start..<place)
-            row.end(field)
+            row.end(use)
         }
     }
 
