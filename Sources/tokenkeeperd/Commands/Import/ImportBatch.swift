@@ -25,6 +25,7 @@ struct ImportBatch {
         let bytes: [UInt8]
         /// The row without its token.
         let row: [UInt8]
+        let traits: ImportSummary.Traits
         let token: String
 
         var characters: String.UnicodeScalarView { (String(decoding: row, as: UTF8.self) + token).unicodeScalars }

@@ -159,13 +159,12 @@ struct ImportReader {
             switch rules.judge(row, sourceID: source, into: &batch.copy) {
             case .queued:
                 batch.queued += 1
-                summary.note(row, logsOut: rules.logsOut(row))
+                summary.note(traits, token: row[.token]?.count ?? 0)
             case .doubtful(let token):
-                summary.note(row, logsOut: rules.logsOut(row))
                 let prefix = batch.copy.takeRow()
                 batch.doubtful.append(
                     ImportBatch.DoubtfulRow(
-                        number: number, bytes: Array(buffer[range]), row: prefix,
+                        number: number, bytes: Array(buffer[range]), row: prefix, traits: traits,
                         token: String(decoding: row.bytes[token], as: UTF8.self)))
             case .skipped(let reason):
                 skip(reason)
@@ -174,6 +173,14 @@ struct ImportReader {
             }
         }
         position.records += 1
+    }
+
+    private var traits: ImportSummary.Traits {
+        var traits = ImportSummary.Traits(logsOut: rules.logsOut(row))
+        for field in ImportField.allCases where row[field] != nil || field == .tags && row.tagList != nil {
+            traits.fields |= 1 << field.rawValue
+        }
+        return traits
     }
 
     /// Skips the rest of a line that is longer than a record may be.
@@ -201,6 +208,9 @@ struct ImportReader {
 
     /// Adds the doubtful rows to a batch, as the database reads their tokens.
     mutating func resolve(_ batch: inout ImportBatch, _ readings: [TokenReading]) {
+        for (row, reading) in zip(batch.doubtful, readings) {
+            if case .token(let hex) = reading { summary.note(row.traits, token: hex.utf8.count) }
+        }
         batch.resolve(readings)
         batch.position.skipped = position.skipped
     }

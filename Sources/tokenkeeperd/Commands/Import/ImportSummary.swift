@@ -7,7 +7,7 @@ struct ImportSummary {
     private(set) var queued = 0
     private(set) var refused = 0
     private(set) var skipped = 0
-    /// Of the rows that were not refused: how many have each field, and are logouts; and how long their tokens are, as text.
+    /// Of the rows that were not refused: how many have each field, and are logouts; and how long their tokens are, in hex.
     private var rows = 0
     private var fields = [Int](repeating: 0, count: ImportField.allCases.count)
     private var logouts = 0
@@ -24,13 +24,19 @@ struct ImportSummary {
 
     init(_ possible: [ImportField]) { self.possible = possible }
 
-    mutating func note(_ row: ImportRow, logsOut: Bool) {
+    /// What a row has.
+    struct Traits {
+        /// A bit for each field.
+        var fields = 0
+        var logsOut = false
+    }
+
+    /// - Parameter token: How long it is in hex.
+    mutating func note(_ traits: Traits, token: Int) {
         rows += 1
-        for field in ImportField.allCases where row[field] != nil || field == .tags && row.tagList != nil {
-            fields[field.rawValue] += 1
-        }
-        if logsOut { logouts += 1 }
-        if let token = row[.token], lengths.count < Self.mostKinds { lengths[token.count, default: 0] += 1 }
+        for index in fields.indices { fields[index] += traits.fields >> index & 1 }
+        if traits.logsOut { logouts += 1 }
+        if lengths[token] != nil || lengths.count < Self.mostKinds { lengths[token, default: 0] += 1 }
     }
 
     /// What a person should see before an import, such as a column that is always empty.
@@ -41,7 +47,7 @@ struct ImportSummary {
         return shown.map { "  \($0.name): in \(fields[$0.rawValue]) of \(counted(Int64(rows), "row", "rows"))" }
             + (logouts > 0 ? ["  logs out \(counted(Int64(logouts), "token", "tokens"))"] : [])
             + lengths.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.prefix(3).map {
-                "  tokens of \(counted(Int64($0.key), "character", "characters")): \($0.value)"
+                "  tokens of \(counted(Int64($0.key), "hex digit", "hex digits")): \($0.value)"
             }
     }
 
