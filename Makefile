@@ -42,7 +42,7 @@ test-deployment: ## Install the package on a separate machine with systemd and P
 image: ## Build the package and the container image localhost/tokenkeeperd. BASE=IMAGE: on that image of Debian.
 	@BASE='$(subst ','\'',$(value BASE))' exec scripts/image
 
-test-image: ## Build the container image on a base made of Debian's packages, and test it and the example for Kubernetes.
+test-image: ## Build the container image on a base made of Debian's packages, and test it, compose.yaml and the example for Kubernetes.
 	@scripts/test-image
 
 bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it. ONLY=growth: a ledger of 50 million tokens. BENCH_BEFORE=REVISION: with the client of that one.
