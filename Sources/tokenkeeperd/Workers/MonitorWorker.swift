@@ -37,8 +37,7 @@ struct MonitorWorker {
                 // A look that takes a quarter of a second lengthens the pause, so that looks take a twentieth of the time at most.
                 let (shortest, longest) = worker.timing.monitoring
                 let pause = min(max(shortest, began.duration(to: .now) * 20), longest)
-                // Three missed looks.
-                metrics.take(gauges, until: .now + pause * 3)
+                metrics.take(gauges, until: .now + pause * 3)  // Three missed looks.
                 overviews?.expect(within: pause)
                 if let overviews, .now >= historyAgain {
                     let began = ContinuousClock.now
