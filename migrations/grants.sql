@@ -318,6 +318,8 @@ GRANT SELECT, UPDATE ON tokenkeeper.sweep_progress TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, UPDATE ON tokenkeeper.topic_prune TO tokenkeeper_daemon;
 GRANT SELECT, INSERT, DELETE ON tokenkeeper.operation TO tokenkeeper_daemon;
 GRANT SELECT ON tokenkeeper.status, tokenkeeper.critical_warning, tokenkeeper.token TO tokenkeeper_daemon;
+-- For the status page: the history of a token, and the policy of a topic.
+GRANT SELECT ON tokenkeeper.token_event, tokenkeeper.topic_policy TO tokenkeeper_daemon;
 -- To send pushes: what it claims, the outcome, and the responses.
 GRANT SELECT, INSERT, UPDATE, DELETE ON tokenkeeper.send_request TO tokenkeeper_daemon;
 GRANT SELECT, UPDATE, DELETE ON tokenkeeper.campaign TO tokenkeeper_daemon;

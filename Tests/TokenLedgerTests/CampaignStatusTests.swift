@@ -56,6 +56,29 @@ import Testing
         #expect(try warnings("warnings") == "")
     }
 
+    @Test func `what waits in campaigns counts as requests, each once`() throws {
+        let look = "SELECT requests, campaign_requests FROM tokenkeeper.status"
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) SELECT 't', 'aa', '{}' FROM generate_series(1, 3)",
+            user: "a_sender")
+        let number = try enqueue()
+        #expect(try database.psql(look, user: "a_reader") == "3|0", "nobody is addressed yet")
+        try address(number)
+        #expect(try database.psql(look, user: "a_reader") == "123|120")
+        try database.psql(
+            """
+            INSERT INTO tokenkeeper.campaign_ending (campaign_id, batch, requests, outcome, ordinals)
+            VALUES (\(number), 1, 20, 'accepted', '{}'), (\(number), 1, 7, 'requeued', '{}');
+            INSERT INTO tokenkeeper.send_request (topic, token, payload, campaign_id, campaign_number)
+            SELECT 't', 'aa', '{}', \(number), i FROM generate_series(1, 7) AS i;
+            """)
+        #expect(try database.psql(look, user: "a_reader") == "103|100", "one that is tried again is in both tables")
+        var reader = try database.connect(user: "a_reader")
+        #expect(try CampaignProgress.running(5, on: &reader).map(\.waiting) == [100])
+        try database.psql("UPDATE tokenkeeper.campaign SET state = 'ended', ended_at = now()")
+        #expect(try database.psql(look, user: "a_reader") == "3|0")
+    }
+
     @Test func `a sender sees its own campaigns, a reader and monitoring all`() throws {
         try enqueue()
         try enqueue(as: "owner")

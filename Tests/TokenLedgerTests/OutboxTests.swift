@@ -548,7 +548,7 @@ import TokenModel
         let warning = try database.psql("SELECT unnest(warnings) FROM tokenkeeper.status", user: "a_reader")
         #expect(
             warning.contains(
-                "a mistake; to go on, run: SELECT tokenkeeper.resume_sending('com.example.app', 'production')"
+                "a mistake; to go on, run: `SELECT tokenkeeper.resume_sending('com.example.app', 'production')`"
             ))
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "t")
         #expect(try database.psql("SELECT tokenkeeper.resume_sending('com.example.app')", user: "a_operator") == "f")

@@ -49,7 +49,7 @@ import Testing
         "lock_partition": "the name of a partition of ours",
         "partition_sizes": "names of our partitions",
         "look_at_queue": "names of our partitions",
-        "counted_rows": "the name of a table of ours",
+        "look_at_rows": "the name of a table of ours",
         "prepare_event_months": "months of our history",
         "forget_event_month": "a month of our history",
         "reset_transaction_ids": "a partition of our history, and numbers",

@@ -74,6 +74,17 @@ import Testing
             results: .init(.init(depth: 7, exact: true), reason: "of a test"), registrations: .none, sweepInterval: nil,
             on: &daemon)
         #expect(try database.psql(look) == "7|f|t|of a test|", "a daemon knows better")
+        let rates = "SELECT results_per_second, registrations_per_second, requests_per_second FROM tokenkeeper.status"
+        #expect(try database.psql(rates) == "0.0|0.0|")
+        for name in ["d", "e"] {
+            let other = try Heartbeat(
+                daemonID: name, version: Version(major: 0, minor: 1, patch: 0), lockTimeout: .milliseconds(50),
+                on: &daemon)
+            try other.beat(
+                results: .init(.init(depth: 7, exact: true), perSecond: 12.34),
+                registrations: .init(.init(depth: 0, exact: true), perSecond: 1), sweepInterval: nil, on: &daemon)
+        }
+        #expect(try database.psql(rates) == "24.6|2.0|")
     }
 
     @Test func `it does not wait for a lock, but says who holds it and what the daemon saw`() throws {
@@ -93,8 +104,8 @@ import Testing
                 == "7|1||most of this status is unknown, because tokenkeeper.failed_send is locked (ACCESS EXCLUSIVE) by "
                 + "pid \(pid), role owner, application a test")
         let page = try Overview(within: .seconds(2), on: &daemon)
-        #expect(page.queueDepth == 7 && page.failedSends == nil && page.tokens.allSatisfy { $0 == nil })
-        #expect(page.warnings.first?.hasPrefix("most of this status is unknown") == true)
+        #expect(page["queue_depth"] == 7 && page["failed_sends"] == nil && page.tokens.allSatisfy { $0 == nil })
+        #expect(page.status.warnings.first?.hasPrefix("most of this status is unknown") == true)
         try holder.execute("ROLLBACK; BEGIN; LOCK TABLE tokenkeeper.daemon IN SHARE MODE")
         #expect(
             try warnings(database)

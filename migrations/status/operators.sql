@@ -169,7 +169,7 @@ CROSS JOIN LATERAL (
                                         WHERE o.campaign_id = c.campaign_id AND (o.claimed_by IS NOT NULL OR o.scheduled_at < clock_timestamp()))
                       ORDER BY r.scheduled_at LIMIT 1) END AS retry) AS b
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN c.state = 'paused' THEN 'it is paused; to go on: tokenkeeperd campaign resume ' || c.campaign_id
+    SELECT CASE WHEN c.state = 'paused' THEN 'it is paused; to go on: `tokenkeeperd campaign resume ' || c.campaign_id || '`'
                 WHEN c.state = 'cancelled' THEN
                     CASE WHEN EXISTS (SELECT FROM tokenkeeper.campaign_batch AS a WHERE a.campaign_id = c.campaign_id)
                               OR EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id = c.campaign_id)

@@ -44,25 +44,25 @@ COMMENT ON FUNCTION tokenkeeper.look_at_queue(text) IS
     'How many rows a queue (send_result or registration) has, and when the oldest was queued, within milliseconds. Estimates a partition that is locked or '
     'larger than 4 MiB from PostgreSQL''s statistics, and searches only its first 64 pages for the oldest row. Raises 22023 for another queue.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.counted_rows(of_table text) RETURNS bigint
+CREATE OR REPLACE FUNCTION tokenkeeper.look_at_rows(of_table text, OUT counted bigint, OUT as_of timestamptz)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    found bigint;
 BEGIN
     IF pg_relation_size(format('tokenkeeper.%I', of_table)) <= 4194304 THEN
-        EXECUTE format('SELECT count(*) FROM (SELECT FROM tokenkeeper.%I LIMIT 10000) AS r', of_table) INTO found;
-        RETURN found;
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM tokenkeeper.%I%s LIMIT 10000) AS r', of_table,
+                       CASE of_table WHEN 'send_request' THEN ' WHERE campaign_id IS NULL' ELSE '' END) INTO counted;
+    ELSE
+        SELECT c.rows, c.as_of INTO counted, as_of FROM tokenkeeper.status_cache AS c
+        WHERE c.source = of_table AND c.as_of > clock_timestamp() - interval '10 minutes';
     END IF;
-    SELECT c.rows INTO found FROM tokenkeeper.status_cache AS c
-    WHERE c.source = of_table AND c.as_of > clock_timestamp() - interval '10 minutes';
-    RETURN coalesce(found, least(pg_stat_get_live_tuples(format('tokenkeeper.%I', of_table)::regclass), 10000));
+    counted := coalesce(counted, least(pg_stat_get_live_tuples(format('tokenkeeper.%I', of_table)::regclass), 10000));
+    as_of := coalesce(as_of, clock_timestamp());
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.counted_rows(text) IS
-    'How many rows a table of this schema has, counted up to 10000, within milliseconds. Of a table over 4 MiB, dead rows included, a daemon''s count of the '
-    'last ten minutes, or PostgreSQL''s estimate.';
+COMMENT ON FUNCTION tokenkeeper.look_at_rows(text) IS
+    'How many rows a table of this schema has, counted up to 10000, within milliseconds, and when they were counted. Of a table over 4 MiB, dead rows included, '
+    'a daemon''s count of the last ten minutes, or PostgreSQL''s estimate. Of send_request, without those of campaigns.';
 
 CREATE OR REPLACE VIEW tokenkeeper.lock_holder AS
 SELECT c.relname::text AS relname,
@@ -136,7 +136,8 @@ CREATE OR REPLACE VIEW tokenkeeper.status_detail AS
 WITH latest AS (
     SELECT d.* FROM tokenkeeper.daemon AS d ORDER BY d.heartbeat_at DESC LIMIT 1
 ), live AS (
-    SELECT count(*) AS daemons FROM tokenkeeper.daemon AS d WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds'
+    SELECT count(*) AS daemons, sum(d.results_per_second) AS results_per_second, sum(d.registrations_per_second) AS registrations_per_second
+    FROM tokenkeeper.daemon AS d WHERE d.heartbeat_at > clock_timestamp() - interval '30 seconds'
       AND d.stopped_at IS NULL
 ), looked AS MATERIALIZED (
     -- While a daemon reports, its heartbeat says enough, and LIMIT 0 keeps the function from being called.
@@ -165,7 +166,7 @@ WITH latest AS (
            CASE WHEN live.daemons > 0 THEN latest.registration_wait_reason WHEN looked.queued > 0 THEN 'no daemon reports' END AS wait_reason
     FROM live LEFT JOIN looked_at_registrations AS looked ON true LEFT JOIN latest ON true
 ), rejected_registrations AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('rejected_registration') AS registrations
+    SELECT l.counted AS registrations, l.as_of FROM tokenkeeper.look_at_rows('rejected_registration') AS l
 ), registrations_rejected_lately AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_registration') <= 4194304
                 THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_registration AS r
@@ -181,7 +182,7 @@ WITH latest AS (
            coalesce(sum(c.tokens) FILTER (WHERE c.state = 'unregistered_by_app'), 0)::bigint AS unregistered_by_app
     FROM tokenkeeper.token_count AS c
 ), rejected AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('rejected_result') AS results
+    SELECT l.counted AS results, l.as_of FROM tokenkeeper.look_at_rows('rejected_result') AS l
 ), rejected_lately AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.rejected_result') <= 4194304
                 THEN (SELECT count(*) FROM (SELECT FROM tokenkeeper.rejected_result AS r
@@ -189,9 +190,9 @@ WITH latest AS (
                 ELSE (SELECT c.rows FROM tokenkeeper.status_cache AS c WHERE c.source = 'rejected_result within an hour'
                         AND c.as_of > clock_timestamp() - interval '10 minutes') END AS results
 ), held AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('held_result') AS results
+    SELECT l.counted AS results, l.as_of FROM tokenkeeper.look_at_rows('held_result') AS l
 ), held_logouts AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('held_registration') AS logouts
+    SELECT l.counted AS logouts, l.as_of FROM tokenkeeper.look_at_rows('held_registration') AS l
 ), guards AS (
     SELECT array_agg(ROW('guard_tripped', t.environment, t.topic, format('the mass-failure guard of %s (%s) tripped at %s UTC: %s would suppress %s of %s active tokens within a day%s; '
                          'see `tokenkeeperd held list`', tokenkeeper.without_backticks(t.topic), t.environment,
@@ -259,21 +260,29 @@ WITH latest AS (
     FROM (SELECT * FROM tokenkeeper.reinstatement
           WHERE finished_at IS NULL AND at < clock_timestamp() - interval '1 minute' ORDER BY at LIMIT 5) AS r
 ), waiting AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('send_request') AS requests
+    SELECT l.counted AS requests, l.as_of FROM tokenkeeper.look_at_rows('send_request') AS l
+), in_campaigns AS (
+    -- Very many may be scheduled, and have addressed nobody.
+    SELECT coalesce(sum(c.addressed - e.ended), 0)::bigint AS requests
+    FROM tokenkeeper.campaign AS c CROSS JOIN LATERAL (
+        SELECT coalesce(sum(n.requests), 0) AS ended FROM tokenkeeper.campaign_ending AS n
+        WHERE n.campaign_id = c.campaign_id AND n.outcome <> 'requeued') AS e
+    WHERE c.ended_at IS NULL AND c.addressed > 0
 ), due AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
                 THEN (SELECT min(coalesce(r.scheduled_at, r.queued_at)) FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL)
                 ELSE (SELECT c.oldest_due_at FROM tokenkeeper.status_cache AS c
                       WHERE c.source = 'send_request' AND c.as_of > clock_timestamp() - interval '10 minutes') END AS at
 ), failed AS MATERIALIZED (
-    SELECT tokenkeeper.counted_rows('failed_send') AS requests
+    SELECT l.counted AS requests, l.as_of FROM tokenkeeper.look_at_rows('failed_send') AS l
 ), sending AS (
     SELECT s.* FROM tokenkeeper.sending_daemon AS s WHERE s.heartbeat_at > clock_timestamp() - interval '60 seconds' AND s.stopped_at IS NULL
 ), paused AS (
-    SELECT array_agg(ROW('topic_paused', h.environment, h.topic, format('sending to %s (%s) is paused since %s UTC: %s; to go on, run: SELECT tokenkeeper.resume_sending(%s, %L)',
+    SELECT array_agg(ROW('topic_paused', h.environment, h.topic, format('sending to %s (%s) is paused since %s UTC: %s; to go on, run: %s',
                             tokenkeeper.without_backticks(h.topic), h.environment, to_char(h.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
                             tokenkeeper.without_backticks(h.reason),
-                            CASE WHEN h.topic LIKE '%`%' THEN 'the topic' ELSE quote_literal(h.topic) END, h.environment))::tokenkeeper.page
+                            CASE WHEN h.topic LIKE '%`%' THEN 'tokenkeeper.resume_sending'
+                                 ELSE format('`SELECT tokenkeeper.resume_sending(%L, %L)`', h.topic, h.environment) END))::tokenkeeper.page
                      ORDER BY h.paused_at) AS pages
     FROM (SELECT * FROM tokenkeeper.paused_topic ORDER BY paused_at LIMIT 20) AS h
 ), credential AS (
@@ -428,8 +437,8 @@ SELECT queue.results AS queue_depth,
                    THEN ARRAY[CASE waiting.requests WHEN 1 THEN '1 request waits' WHEN 10000 THEN '10000 or more requests wait'
                                                     ELSE waiting.requests || ' requests wait' END
                               || ' in tokenkeeper.send_request, and no running daemon sends'] END AS warnings,
-       waiting.requests AS requests,
-       CASE WHEN waiting.requests > 0 AND due.at < clock_timestamp() THEN clock_timestamp() - due.at END AS oldest_due_request_age,
+       waiting.requests + in_campaigns.requests AS requests,
+       CASE WHEN due.at < clock_timestamp() THEN clock_timestamp() - due.at END AS oldest_due_request_age,
        failed.requests AS failed_sends,
        expiring.expires_at AS credential_expires_at,
        critical.words AS critical_warnings,
@@ -439,8 +448,19 @@ SELECT queue.results AS queue_depth,
        registrations.wait_reason AS registrations_wait_because,
        rejected_registrations.registrations AS rejected_registrations,
        (SELECT count(*) FROM tokenkeeper.campaign AS c WHERE c.state IN ('waiting', 'running')) AS open_campaigns,
-       critical.pages
+       critical.pages,
+       in_campaigns.requests AS campaign_requests,
+       live.results_per_second,
+       live.registrations_per_second,
+       (SELECT sum(s.requests_per_second) FROM sending AS s) AS requests_per_second,
+       clock_timestamp() AS as_of,
+       rejected.as_of AS rejected_as_of,
+       held.as_of AS held_as_of,
+       waiting.as_of AS requests_as_of,
+       failed.as_of AS failed_sends_as_of,
+       rejected_registrations.as_of AS rejected_registrations_as_of
 FROM live
+CROSS JOIN in_campaigns
 CROSS JOIN critical
 CROSS JOIN overdue
 CROSS JOIN queue
@@ -520,6 +540,7 @@ BEGIN
         AS p (cause, is_so, warning) WHERE p.is_so);
     known.critical_warnings := ARRAY(SELECT p.warning FROM unnest(known.pages) AS p);
     known.warnings := known.critical_warnings || known.warnings;
+    known.as_of := clock_timestamp();
     RETURN NEXT known;
 END
 $$;
@@ -532,7 +553,8 @@ SELECT s.queue_depth, s.queue_depth_estimated, s.oldest_result_age, s.results_wa
        s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app, s.last_sweep_at, s.last_sweep_trigger,
        s.last_sweep_outcome, s.live_daemons, s.warnings, s.requests, s.oldest_due_request_age, s.failed_sends, s.credential_expires_at,
        s.critical_warnings, s.registration_queue_depth, s.registration_queue_estimated, s.oldest_registration_age, s.registrations_wait_because,
-       s.rejected_registrations, s.open_campaigns
+       s.rejected_registrations, s.open_campaigns, s.campaign_requests, s.results_per_second, s.registrations_per_second, s.requests_per_second,
+       s.as_of, s.rejected_as_of, s.held_as_of, s.requests_as_of, s.failed_sends_as_of, s.rejected_registrations_as_of
 FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
     'One row: the state of the system. Most columns are null while another session has locked a table against reading; warnings then names it.';
@@ -540,7 +562,7 @@ COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must attend to, 
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
     'The warnings for which somebody must get up, as in the view critical_warning. With them `tokenkeeperd status --check` exits with 2, with others only with 1.';
 COMMENT ON COLUMN tokenkeeper.status.queue_depth IS 'Results that wait in the queue, as a daemon last saw it, or as it is if no daemon runs.';
-COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queue was in this state.';
+COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queues were in this state, and the rates were taken.';
 COMMENT ON COLUMN tokenkeeper.status.results_wait_because IS
     'Why results wait: a lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.status.oldest_due_request_age IS
@@ -558,7 +580,15 @@ COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS 'As rejected, for
 COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that are being sent, or wait for their time or for a daemon; not paused ones.';
 COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS 'As rejected, for held_result.';
-COMMENT ON COLUMN tokenkeeper.status.requests IS 'As rejected, for send_request, with claimed ones.';
+COMMENT ON COLUMN tokenkeeper.status.requests IS
+    'Requests that wait or are in flight: campaign_requests, and those of send_request that are of no campaign, counted up to 10000 as rejected is.';
+COMMENT ON COLUMN tokenkeeper.status.campaign_requests IS 'The requests of campaigns that were addressed and have not ended.';
+COMMENT ON COLUMN tokenkeeper.status.results_per_second IS
+    'Results that the running daemons recorded per second, between their last two heartbeats: some five seconds. Null if none runs.';
+COMMENT ON COLUMN tokenkeeper.status.registrations_per_second IS 'As results_per_second, for registrations and logouts that went through the queue.';
+COMMENT ON COLUMN tokenkeeper.status.requests_per_second IS 'As results_per_second, for requests to APNs that ended. Null if no running daemon sends.';
+COMMENT ON COLUMN tokenkeeper.status.as_of IS 'When everything was read that has no as_of of its own.';
+COMMENT ON COLUMN tokenkeeper.status.rejected_as_of IS 'When the rows were counted, as each column of this form.';
 COMMENT ON COLUMN tokenkeeper.status.failed_sends IS 'As rejected, for failed_send.';
 COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
     'When the first certificate of the running daemons expires; null if they use provider tokens, which do not expire.';

@@ -22,7 +22,9 @@ CREATE TABLE tokenkeeper.daemon (
     registration_problem     text,
     registration_wait_reason text,
     failing_chores           text[] NOT NULL DEFAULT '{}',
-    settings                 text[] NOT NULL DEFAULT '{}'
+    settings                 text[] NOT NULL DEFAULT '{}',
+    results_per_second       numeric NOT NULL DEFAULT 0,
+    registrations_per_second numeric NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.daemon IS 'The heartbeat of each daemon, and the queues as it last saw them. A row is deleted after a day of silence.';
 COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False if queue_depth is an estimate, because the queue was large or locked.';
@@ -39,6 +41,8 @@ COMMENT ON COLUMN tokenkeeper.daemon.registration_depth_exact IS 'As queue_depth
 COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest queued registration was queued.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS 'As problem, for registrations.';
 COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'As wait_reason, for registrations.';
+COMMENT ON COLUMN tokenkeeper.daemon.results_per_second IS 'How many results it recorded per second since its heartbeat before.';
+COMMENT ON COLUMN tokenkeeper.daemon.registrations_per_second IS 'As results_per_second, for registrations and logouts.';
 COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
     'The chores that fail while the daemon does the rest, such as a sweep or an undo, each with its error.';
 COMMENT ON COLUMN tokenkeeper.daemon.settings IS

@@ -191,13 +191,15 @@ CREATE TABLE tokenkeeper.sending_daemon (
     heartbeat_at  timestamptz NOT NULL,
     stopped_at    timestamptz,
     credentials   jsonb NOT NULL,
-    problems      text[] NOT NULL
+    problems      text[] NOT NULL,
+    requests_per_second numeric NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.sending_daemon IS 'The heartbeat of each daemon that sends. After a minute of silence, another claims its requests.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
     'The boot of the machine and its PID namespace: within one, daemons notice at once that another has ended.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.requests_per_second IS 'How many requests ended per second since its heartbeat before.';
 
 CREATE TYPE tokenkeeper.request_ending AS (
     number  bigint,

@@ -62,6 +62,12 @@ public struct CampaignProgress: Equatable, Sendable {
         try read("ORDER BY p.campaign_id DESC LIMIT $1", [.int8(Int64(most))], on: &connection)
     }
 
+    /// Those that are being sent, the newest first.
+    public static func running(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress]
+    {
+        try read(runningFirst, [.int8(Int64(most))], on: &connection)
+    }
+
     private static func read(
         _ which: String, _ parameters: [Parameter], on connection: inout Connection
     ) throws(DatabaseError) -> [CampaignProgress] {
@@ -70,12 +76,39 @@ public struct CampaignProgress: Equatable, Sendable {
         }
     }
 
-    /// Those that have not ended, or ended within a day, the newest first. In the caller's transaction.
+    /// One campaign, and why its requests failed: the five most frequent errors among 10,000. Nil as above.
+    public static func detail(
+        _ number: Int64, within limit: Duration, on connection: inout Connection
+    ) throws(DatabaseError) -> (progress: CampaignProgress, failures: [(error: String, requests: Int64)])? {
+        let transaction = BatchTransaction(
+            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit, isInUTC: true)
+        return try connection.transaction(transaction) { connection throws(DatabaseError) in
+            guard let progress = try rows("WHERE p.campaign_id = $1", [.int8(number)], on: &connection).first
+            else { return nil }
+            let failures = try connection.query(
+                """
+                SELECT f.error, count(*) FROM (
+                    SELECT left(s.error, 300) AS error FROM tokenkeeper.failed_send AS s WHERE s.campaign_id = $1 LIMIT 10000) AS f
+                GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5
+                """, [.int8(number)]
+            ).decode { row throws(DatabaseError) in
+                (error: try row.read(String.self), requests: try row.read(Int64.self))
+            }
+            return (progress, failures)
+        }
+    }
+
+    /// Those that are being sent, and those that have not ended or ended within a day, the newest first. In the caller's transaction.
     static func current(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress] {
-        try rows(
+        let running = try rows(runningFirst, [.int8(Int64(most))], on: &connection)
+        let others = try rows(
             "WHERE p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 day' ORDER BY p.campaign_id DESC LIMIT $1",
             [.int8(Int64(most))], on: &connection)
+        return running + others.filter { other in !running.contains { $0.number == other.number } }
     }
+
+    private static let runningFirst =
+        "WHERE p.state = 'running' AND p.ended_at IS NULL ORDER BY p.campaign_id DESC LIMIT $1"
 
     private static func rows(
         _ which: String, _ parameters: [Parameter], on connection: inout Connection

@@ -40,10 +40,13 @@ public struct TokenLookup: Sendable {
 
     /// Looks up everything as of one moment. Writes nothing and works on a standby.
     ///
-    /// - Throws: If a statement takes longer than 30 seconds (57014), or the role lacks the rights of `tokenkeeper_reader` (42501).
-    public func answer(on connection: inout Connection) throws(DatabaseError) -> Answer {
+    /// - Parameter limit: How long a statement may take.
+    /// - Throws: If a statement takes longer (57014), or the role lacks the rights of `tokenkeeper_reader` (42501).
+    public func answer(
+        within limit: Duration = .seconds(30), on connection: inout Connection
+    ) throws(DatabaseError) -> Answer {
         let transaction = BatchTransaction(
-            mode: .snapshot, lockTimeout: .seconds(5), statementTimeout: .seconds(30), isInUTC: true)
+            mode: .snapshot, lockTimeout: min(limit, .seconds(5)), statementTimeout: limit, isInUTC: true)
         // A ledger that has just been filled has no statistics: a sequential scan would then look cheap.
         return try connection.transaction(transaction, settings: "SET LOCAL enable_seqscan = off") {
             connection throws(DatabaseError) in

@@ -8,19 +8,24 @@ extension Outbox {
     /// - Parameters:
     ///   - credentials: A JSON array of objects with `name`, `kind`, `topics` and, of a certificate, `expires_at`; never a secret.
     ///   - trouble: What keeps requests waiting, one sentence each.
+    ///   - perSecond: How many requests have ended per second since the heartbeat before.
     /// - Returns: The server's time of day.
     @discardableResult public func beat(
-        credentials: String, trouble: [String], on connection: inout Connection
+        credentials: String, trouble: [String], perSecond: Double = 0, on connection: inout Connection
     ) throws(DatabaseError) -> Instant {
         try connection.transaction(durable) { connection throws(DatabaseError) in
             let now = try connection.query(
                 """
-                INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems)
-                VALUES ($1, $2, clock_timestamp(), $3::text::jsonb, $4)
+                INSERT INTO tokenkeeper.sending_daemon AS d (daemon_id, process_scope, heartbeat_at, credentials, problems, requests_per_second)
+                VALUES ($1, $2, clock_timestamp(), $3::text::jsonb, $4, round($5 / 10.0, 1))
                 ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, credentials = excluded.credentials, problems = excluded.problems,
-                    stopped_at = NULL
+                    requests_per_second = excluded.requests_per_second, stopped_at = NULL
                 RETURNING clock_timestamp()
-                """, [.text(daemonID), .text(processScope), .text(credentials), .texts(trouble)]
+                """,
+                [
+                    .text(daemonID), .text(processScope), .text(credentials), .texts(trouble),
+                    .int8(Heartbeat.tenths(perSecond)),
+                ]
             ).value(Instant.self)
             try connection.run(
                 """

@@ -52,11 +52,14 @@ public struct Heartbeat {
         public var trouble: DatabaseError?
         /// Why rows wait, in words.
         public var reason: String?
+        /// How many rows this daemon was done with per second since its heartbeat before.
+        public var perSecond: Double
 
-        public init(_ queue: Queue, trouble: DatabaseError? = nil, reason: String? = nil) {
+        public init(_ queue: Queue, trouble: DatabaseError? = nil, reason: String? = nil, perSecond: Double = 0) {
             self.queue = queue
             self.trouble = trouble
             self.reason = reason
+            self.perSecond = perSecond
         }
     }
 
@@ -149,7 +152,8 @@ public struct Heartbeat {
             .text(results.trouble?.description), .text(locks?.words), .int8(locks?.metFor.microseconds),
             .text(results.reason), .int8(registrations.queue.depth), .bool(registrations.queue.exact),
             .instant(registrations.queue.oldest), .text(registrations.trouble?.description),
-            .text(registrations.reason), .texts(chores), .texts(settings),
+            .text(registrations.reason), .texts(chores), .texts(settings), .int8(Self.tenths(results.perSecond)),
+            .int8(Self.tenths(registrations.perSecond)),
         ]
         do {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
@@ -158,9 +162,11 @@ public struct Heartbeat {
                     INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
                                                          oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason,
                                                          registration_depth, registration_depth_exact, oldest_registration_at,
-                                                         registration_problem, registration_wait_reason, failing_chores, settings)
+                                                         registration_problem, registration_wait_reason, failing_chores, settings,
+                                                         results_per_second, registrations_per_second)
                     VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
-                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17, $18)
+                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17, $18,
+                            round($19 / 10.0, 1), round($20 / 10.0, 1))
                     ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                         queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                         sweep_interval = excluded.sweep_interval, problem = excluded.problem,
@@ -168,7 +174,8 @@ public struct Heartbeat {
                         registration_depth = excluded.registration_depth, registration_depth_exact = excluded.registration_depth_exact,
                         oldest_registration_at = excluded.oldest_registration_at, registration_problem = excluded.registration_problem,
                         registration_wait_reason = excluded.registration_wait_reason, failing_chores = excluded.failing_chores,
-                        settings = excluded.settings
+                        settings = excluded.settings, results_per_second = excluded.results_per_second,
+                        registrations_per_second = excluded.registrations_per_second
                     """, values)
                 try connection.run(
                     "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")
@@ -178,6 +185,9 @@ public struct Heartbeat {
             return false
         }
     }
+
+    /// A rate as it is stored: with one decimal.
+    static func tenths(_ rate: Double) -> Int64 { Int64((rate * 10).rounded()) }
 
     /// Signs off: this daemon stops as intended.
     public func signOff(on connection: inout Connection) throws(DatabaseError) {

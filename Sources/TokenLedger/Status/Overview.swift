@@ -4,32 +4,20 @@ public import TokenModel
 public struct Overview: Sendable {
     /// By the server's clock.
     public let at: Instant
-    /// As in the view `status`: what a person should look at, in words, the critical ones first.
-    public let warnings: [String]
-    /// How many of them are critical: somebody has to get up for these.
-    public let critical: Int
-    /// Results in the queue, as the latest daemon saw them; nil if no daemon ever ran.
-    public let queueDepth: Int64?
-    public let isQueueEstimated: Bool
-    /// How long the oldest result has been waiting; nil if there was none.
-    public let oldestResultAge: Duration?
-    /// Rows of `rejected_result`. Here and in the next three, 10,000 means 10,000 or more, and nil that another session has locked a table
-    /// against reading, which a warning says.
-    public let rejected: Int64?
-    /// Rows of `held_result`.
-    public let held: Int64?
-    /// Rows of `send_request`.
-    public let requests: Int64?
-    /// Rows of `failed_send`.
-    public let failedSends: Int64?
-    /// By state, in the order of `states`. Nil as above.
-    public let tokens: [Int64?]
+    /// The row of `status`.
+    public let status: StatusReport
     /// The running ones first; at most 20.
     public let daemons: [Daemon]
-    /// Those that have not ended, or ended within a day, the newest first; at most 10.
+    /// Up to 10 that are being sent, and up to 10 others that have not ended or ended within a day, the newest first.
     public let campaigns: [CampaignProgress]
     /// By name; at most 20.
     public let attachments: [Attachment]
+
+    /// The number in a column of `status`; nil while another session has locked a table against reading, which a warning says.
+    public subscript(column: String) -> Int64? { status.number(column) }
+
+    /// By state, in the order of `states`. Nil as above.
+    public var tokens: [Int64?] { Self.states.map { self["tokens_" + $0] } }
 
     /// The states of a token, with `active` first.
     public static let states = ["active", "stale", "suspect", "superseded", "unregistered_by_app"]
@@ -69,30 +57,16 @@ extension Overview {
     ///
     /// - Parameter limit: How long a statement may take.
     public init(within limit: Duration, on connection: inout Connection) throws(DatabaseError) {
-        let transaction = BatchTransaction(mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit)
+        let transaction = BatchTransaction(
+            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit, isInUTC: true)
         self = try connection.transaction(transaction) { connection throws(DatabaseError) in
             let daemons = try Self.daemons(on: &connection)
             let attachments = try Self.attachments(on: &connection)
             let campaigns = try CampaignProgress.current(10, on: &connection)
-            return try connection.query(
-                """
-                SELECT clock_timestamp(), s.warnings, cardinality(s.critical_warnings), s.queue_depth, coalesce(s.queue_depth_estimated, false),
-                       (extract(epoch FROM s.oldest_result_age) * 1000000)::bigint,
-                       s.rejected, s.held, s.requests, s.failed_sends,
-                       s.tokens_active, s.tokens_stale, s.tokens_suspect, s.tokens_superseded, s.tokens_unregistered_by_app
-                FROM tokenkeeper.status AS s
-                """, []
-            ).one { row throws(DatabaseError) in
-                Overview(
-                    at: try row.read(), warnings: try row.read(), critical: try row.read(),
-                    queueDepth: try row.read(),
-                    isQueueEstimated: try row.read(),
-                    oldestResultAge: try row.read(Int64?.self).map { .microseconds($0) },
-                    rejected: try row.read(), held: try row.read(), requests: try row.read(),
-                    failedSends: try row.read(),
-                    tokens: [try row.read(), try row.read(), try row.read(), try row.read(), try row.read()],
-                    daemons: daemons, campaigns: campaigns, attachments: attachments)
-            }
+            return Overview(
+                at: try connection.query("SELECT clock_timestamp()", []).value(),
+                status: try StatusReport.read(on: &connection), daemons: daemons, campaigns: campaigns,
+                attachments: attachments)
         }
     }
 

@@ -2,18 +2,6 @@ public import TokenModel
 
 /// What the status page shows of the past. It takes longer to read than `Overview`, so it is read once a minute.
 public struct OverviewHistory: Sendable {
-    /// Results of an hour.
-    public struct Hour: Sendable {
-        /// When the hour began.
-        public let at: Instant
-        /// The 200s.
-        public let accepted: Int64
-        /// The 410s.
-        public let stale: Int64
-        /// All others.
-        public let other: Int64
-    }
-
     /// How many results of the last 24 hours had a status and a reason.
     public struct Kind: Sendable {
         /// Nil if HTTP has no such status.
@@ -53,7 +41,7 @@ public struct OverviewHistory: Sendable {
     }
 
     /// The last 24 hours and the current one, also those without results.
-    public let hours: [Hour]
+    public let hours: [ResultHour]
     /// The 12 most frequent.
     public let kinds: [Kind]
     /// The 20 topics with the most tokens.
@@ -79,27 +67,10 @@ extension OverviewHistory {
 
     private init(on connection: inout Connection) throws(DatabaseError) {
         self.init(
-            hours: try Self.hours(on: &connection), kinds: try Self.kinds(on: &connection),
+            hours: try ResultHour.latest(of: .all, on: &connection), kinds: try Self.kinds(on: &connection),
             topics: try Self.topics(on: &connection),
             topicCount: try connection.query("SELECT count(*) FROM tokenkeeper.topic", []).value(),
             sweeps: try Self.sweeps(on: &connection), tokens: try Self.tokens(on: &connection))
-    }
-
-    private static func hours(on connection: inout Connection) throws(DatabaseError) -> [Hour] {
-        try connection.query(
-            """
-            SELECT h.hour, coalesce(c.accepted, 0)::bigint, coalesce(c.stale, 0)::bigint, coalesce(c.other, 0)::bigint
-            FROM generate_series(\(ResultCounts.hourInSQL) - interval '24 hours', \(ResultCounts.hourInSQL), interval '1 hour') AS h (hour)
-            LEFT JOIN (
-                SELECT c.hour, sum(c.results) FILTER (WHERE c.status = 200) AS accepted,
-                       sum(c.results) FILTER (WHERE c.status = 410) AS stale,
-                       sum(c.results) FILTER (WHERE c.status IS DISTINCT FROM 200 AND c.status IS DISTINCT FROM 410) AS other
-                FROM tokenkeeper.result_count AS c WHERE c.hour > now() - interval '26 hours' GROUP BY c.hour) AS c USING (hour)
-            ORDER BY h.hour
-            """, []
-        ).decode { row throws(DatabaseError) in
-            Hour(at: try row.read(), accepted: try row.read(), stale: try row.read(), other: try row.read())
-        }
     }
 
     private static func kinds(on connection: inout Connection) throws(DatabaseError) -> [Kind] {

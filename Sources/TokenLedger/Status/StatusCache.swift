@@ -81,7 +81,8 @@ public struct StatusCache {
     ) throws(DatabaseError) {
         for table in Self.tables {
             var rows = try look(
-                "SELECT count(*) FROM (SELECT FROM tokenkeeper.\(table) LIMIT 10000) AS r", Int64.self, on: &connection)
+                "SELECT count(*) FROM (SELECT FROM tokenkeeper.\(table) \(table == "send_request" ? "WHERE campaign_id IS NULL" : "") LIMIT 10000) AS r",
+                Int64.self, on: &connection)
             if rows == nil {
                 rows = try look(
                     "SELECT least(pg_stat_get_live_tuples('tokenkeeper.\(table)'::regclass), 10000)", Int64.self,

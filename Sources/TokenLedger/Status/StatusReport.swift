@@ -39,6 +39,25 @@ public struct StatusReport: Sendable {
         self.criticalWarnings = criticalWarnings
     }
 
+    /// When the number in a column was true, as text; nil if that is not known.
+    public func asOf(_ column: String) -> String? {
+        let own: String? =
+            switch column {
+            case let name where name.hasSuffix("per_second") || Self.ofQueue.contains(name): "queue_as_of"
+            case "campaign_requests": nil
+            case "oldest_due_request_age": "requests_as_of"
+            default: column + "_as_of"
+            }
+        let values = [own, "as_of"].compactMap { name in fields.first { $0.name == name } }
+        return values.first?.value
+    }
+
+    /// What a daemon's heartbeat says.
+    private static let ofQueue = [
+        "queue_depth", "queue_depth_estimated", "oldest_result_age", "results_wait_because", "registration_queue_depth",
+        "registration_queue_estimated", "oldest_registration_age", "registrations_wait_because",
+    ]
+
     /// The view answers within milliseconds. If another session has locked a table of it, this throws, and does not wait for long.
     private static let reading = BatchTransaction(
         mode: .snapshot, lockTimeout: .seconds(3), statementTimeout: .seconds(8), isInUTC: true)
@@ -46,34 +65,46 @@ public struct StatusReport: Sendable {
     /// - Parameter findings: Further warnings, which the view does not know of.
     /// - Throws: Within ten seconds, if the server answers.
     public init(on connection: inout Connection, with findings: [String] = []) throws(DatabaseError) {
-        let columns = try connection.transaction(Self.reading) { connection throws(DatabaseError) in
-            try connection.query(
-                """
-                SELECT e.name, t.typname::text,
-                       CASE WHEN t.typname = 'interval' AND v.text IS NOT NULL
-                            THEN extract(epoch FROM v.text::interval)::bigint::text ELSE e.value::text END,
-                       CASE t.typname WHEN 'interval' THEN extract(epoch FROM v.text::interval)::bigint::text
-                                      WHEN 'timestamptz' THEN to_char(v.text::timestamptz, 'YYYY-MM-DD HH24:MI:SS "UTC"')
-                                      ELSE v.text END,
-                       CASE WHEN json_typeof(e.value) = 'array' THEN ARRAY(SELECT json_array_elements_text(e.value)) ELSE '{}' END
-                FROM tokenkeeper.status AS s
-                CROSS JOIN LATERAL json_each(row_to_json(s)) WITH ORDINALITY AS n (name, own, place)
-                CROSS JOIN LATERAL (
-                    SELECT n.name, n.place, CASE n.name WHEN 'warnings' THEN array_to_json(s.warnings || $1::text[]) ELSE n.own END AS value) AS e
-                CROSS JOIN LATERAL (SELECT e.value #>> '{}' AS text) AS v
-                JOIN pg_catalog.pg_attribute AS a ON a.attrelid = 'tokenkeeper.status'::regclass AND a.attname = e.name
-                JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
-                ORDER BY e.place
-                """, [.texts(findings)]
-            ).decode { row throws(DatabaseError) in
-                (
-                    name: try row.read(String.self), type: try row.read(String.self), json: try row.read(String.self),
-                    text: try row.read(String?.self), words: try row.read([String].self)
-                )
-            }
+        self = try connection.transaction(Self.reading) { connection throws(DatabaseError) in
+            try Self.read(with: findings, on: &connection)
+        }
+    }
+
+    /// The number in a column; nil for null.
+    public func number(_ column: String) -> Int64? {
+        fields.first { $0.name == column }?.value.flatMap { Int64($0) }
+    }
+
+    /// Reads it in the caller's transaction, which is in UTC.
+    static func read(
+        with findings: [String] = [], on connection: inout Connection
+    ) throws(DatabaseError) -> StatusReport {
+        let columns = try connection.query(
+            """
+            SELECT e.name, t.typname::text,
+                   CASE WHEN t.typname = 'interval' AND v.text IS NOT NULL
+                        THEN extract(epoch FROM v.text::interval)::bigint::text ELSE e.value::text END,
+                   CASE t.typname WHEN 'interval' THEN extract(epoch FROM v.text::interval)::bigint::text
+                                  WHEN 'timestamptz' THEN to_char(v.text::timestamptz, 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                                  ELSE v.text END,
+                   CASE WHEN json_typeof(e.value) = 'array' THEN ARRAY(SELECT json_array_elements_text(e.value)) ELSE '{}' END
+            FROM tokenkeeper.status AS s
+            CROSS JOIN LATERAL json_each(row_to_json(s)) WITH ORDINALITY AS n (name, own, place)
+            CROSS JOIN LATERAL (
+                SELECT n.name, n.place, CASE n.name WHEN 'warnings' THEN array_to_json(s.warnings || $1::text[]) ELSE n.own END AS value) AS e
+            CROSS JOIN LATERAL (SELECT e.value #>> '{}' AS text) AS v
+            JOIN pg_catalog.pg_attribute AS a ON a.attrelid = 'tokenkeeper.status'::regclass AND a.attname = e.name
+            JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+            ORDER BY e.place
+            """, [.texts(findings)]
+        ).decode { row throws(DatabaseError) in
+            (
+                name: try row.read(String.self), type: try row.read(String.self), json: try row.read(String.self),
+                text: try row.read(String?.self), words: try row.read([String].self)
+            )
         }
         func words(_ name: String) -> [String] { columns.first { $0.name == name }?.words ?? [] }
-        self.init(
+        return StatusReport(
             json: "{" + columns.map { "\"\($0.name)\":\($0.json)" }.joined(separator: ",") + "}",
             fields: columns.filter { !$0.type.hasPrefix("_") }.map {
                 Field(name: $0.name, kind: Field.Kind(type: $0.type), value: $0.text)

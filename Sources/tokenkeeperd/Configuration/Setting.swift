@@ -183,7 +183,7 @@ struct Setting: Sendable {
         Setting(
             "metrics.page", .choice(PageAccess.allCases.map(\.rawValue)), PageAccess.loopback.rawValue,
             reloadable: false,
-            "Who may see the status page: nobody (off), clients on this machine (loopback), or everybody who can connect (network)."
+            "Who may see the status page, and look up tokens there: nobody (off), clients on this machine (loopback), or everybody who can connect (network)."
         ),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",

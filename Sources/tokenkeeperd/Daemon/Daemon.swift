@@ -108,6 +108,8 @@ struct Daemon {
         let monitorBell = Wakeup()
         stop.alsoRing(monitorBell)
         let overviews = OverviewCache()
+        let lookups = PageLookups()
+        stop.alsoRing(lookups.wakeup)
         let monitor = topicLabels.map {
             MonitorWorker(
                 worker: worker(.monitor), bell: monitorBell, labels: $0, metrics: metrics.database,
@@ -116,7 +118,7 @@ struct Daemon {
         logger.notice("started", metadata: ["version": "\(Self.version)", "daemon_id": "\(daemonID)"])
         let monitoring = Monitoring.serve(
             configuration.metricsAddress, as: configuration.hostNames, metrics,
-            ServedPage(configuration.pageAccess, overviews), settings, report, logger)
+            ServedPage(configuration.pageAccess, overviews, lookups, settings), settings, report, logger)
         defer { monitoring?.stop() }
         if report.cannotBeHeard { logger.warning("NOTIFY_SOCKET names no socket that can be sent to") }
         WorkerThread.start(ServiceState.Part.drain.rawValue) { drain.run() }
@@ -127,6 +129,7 @@ struct Daemon {
             WorkerThread.start(ServiceState.Part.addressing.rawValue) { addressing.run() }
         }
         if let monitor { WorkerThread.start(ServiceState.Part.monitor.rawValue) { monitor.run() } }
+        if monitor?.overviews != nil { WorkerThread.start("page") { lookups.run(settings, until: stop) } }
 
         // Shutdown, in order: no new batches, then the running batches end, then the process.
         let status = ending.wait()

@@ -14,7 +14,7 @@ enum Monitoring {
         let cache = PageCache()
         let isRefusalLogged = Atomic(false)
         do {
-            let server = try MonitoringServer(address) { request in
+            let server = try MonitoringServer(address, forms: [PageAddress.find.path]) { request in
                 guard hosts.admit(request.host) else {
                     // Only once, because anybody who can connect could fill the log.
                     if !isRefusalLogged.exchange(true, ordering: .relaxed) {
@@ -22,19 +22,21 @@ enum Monitoring {
                             "refuses requests under a name that is not in metrics.hosts",
                             metadata: ["name": "\(request.host?.prefix(255) ?? "")"])
                     }
-                    return strange
+                    return .now(strange)
                 }
                 return switch request.path {
-                case "/": page.response(to: request, report.current)
                 case "/metrics":
-                    cache.page {
-                        let interval = settings.current.sweepInterval
-                        return MonitoringPage(
-                            type: MetricsText.contentType, text: metrics.text(report.current, sweepInterval: interval))
-                    }
-                case "/live": check(report.current.isAlive(at: .now), otherwise: "a worker has not reported in time")
-                case "/ready": check(report.current.isReady, otherwise: report.current.readyStatus)
-                default: nil
+                    .now(
+                        cache.page {
+                            let interval = settings.current.sweepInterval
+                            return MonitoringPage(
+                                type: MetricsText.contentType,
+                                text: metrics.text(report.current, sweepInterval: interval))
+                        })
+                case "/live":
+                    .now(check(report.current.isAlive(at: .now), otherwise: "a worker has not reported in time"))
+                case "/ready": .now(check(report.current.isReady, otherwise: report.current.readyStatus))
+                default: page.reply(to: request, report.current)
                 }
             }
             logger.notice("serves metrics", metadata: ["address": "\(address)"])

@@ -17,6 +17,9 @@ final class DrainSummary: Sendable {
     private let metrics: ProcessMetrics
     private let logger: Logger
 
+    /// What both connections are done with since it was last taken, batch by batch: a pass may be long.
+    private let settled = Mutex((results: 0, registrations: 0))
+
     /// The undocumented reasons already warned of; a bounded set, because senders may write anything.
     private let undocumented = Mutex<Set<String>>([])
 
@@ -35,6 +38,22 @@ final class DrainSummary: Sendable {
             return state.loggedAt.duration(to: .now) >= Self.every
         }
         if isDue { report() }
+    }
+
+    /// Takes what a pass has done since it had done less.
+    func settled(_ soFar: Drain.Pass, since before: Drain.Pass) {
+        settled.withLock {
+            $0.results += soFar.settledResults - before.settledResults
+            $0.registrations += soFar.registrations.settled - before.registrations.settled
+        }
+    }
+
+    /// How many results and registrations both connections are done with since the last call.
+    func takeSettled() -> (results: Int, registrations: Int) {
+        settled.withLock { settled in
+            defer { settled = (0, 0) }
+            return settled
+        }
     }
 
     /// Logs what has accumulated since the last call.

@@ -246,8 +246,8 @@ struct ServiceState {
 
     private var requests: String {
         let number =
-            summary.requests == 10_000
-            ? "10000 or more requests are" : counted(summary.requests, "request is", "requests are")
+            summary.hasMoreRequests
+            ? "\(summary.requests) or more requests are" : counted(summary.requests, "request is", "requests are")
         return number + " queued" + (summary.oldestDue.map { ", the oldest due since \(Self.text($0.date))" } ?? "")
     }
 

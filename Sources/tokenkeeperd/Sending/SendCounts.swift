@@ -63,6 +63,9 @@ struct SendCounts {
         return [(Self.accepted, counts.accepted)] + counts.others.map { ($0.key, $0.value) }
     }
 
+    /// All of them.
+    var total: Int { scopes.values.reduce(0) { $0 + $1.accepted + $1.others.values.reduce(0, +) } }
+
     mutating func add(_ outcome: PushOutcome, _ fate: RequestFate, in scope: CredentialScope) {
         switch outcome.end {
         case .answered(let response) where response.status == 200 && fate == .answered:

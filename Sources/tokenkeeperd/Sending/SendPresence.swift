@@ -11,6 +11,8 @@ struct SendPresence {
     private var sharedAt: ContinuousClock.Instant?
     private var lookedAt: ContinuousClock.Instant?
     private var readAt: ContinuousClock.Instant? = .now
+    /// How many requests had ended, and when.
+    private var counted: (requests: Int, at: ContinuousClock.Instant)?
     /// What keeps requests waiting, as it was last reported.
     private var problems: [String] = []
     private var tookOverAt: ContinuousClock.Instant?
@@ -42,8 +44,10 @@ struct SendPresence {
         }
         if isDue(beatAt, every: timing.heartbeat) {
             beatAt = .now
+            let rate = rate(pipeline.state.counts.total)
             pipeline.databaseClock.note(
-                try outbox.beat(credentials: pipeline.credentials, trouble: problems, on: &connection), at: .now)
+                try outbox.beat(
+                    credentials: pipeline.credentials, trouble: problems, perSecond: rate, on: &connection), at: .now)
         }
         if isDue(sharedAt, every: timing.heartbeat) {
             sharedAt = .now
@@ -60,6 +64,13 @@ struct SendPresence {
                     sent: { marks?.sent(by: $0) }))
             try removeMarks(outbox, on: &connection)
         }
+    }
+
+    /// How many requests have ended per second since the last call.
+    private mutating func rate(_ requests: Int) -> Double {
+        let now = ContinuousClock.now
+        defer { counted = (requests, now) }
+        return counted.map { Double(requests - $0.requests) / ($0.at.duration(to: now) / .seconds(1)) } ?? 0
     }
 
     /// Takes up what has changed, and says what keeps requests waiting.

@@ -129,11 +129,14 @@ struct BacklogWorker {
     private func makePass(of drain: inout Drain, on connection: inout Connection) throws(DatabaseError) -> Drain.Pass {
         var soFar = Drain.Pass()
         do {
-            return try drain.pass(on: &connection, report: summary.note) { _, done, _ throws(DatabaseError) in
+            let pass = try drain.pass(on: &connection, report: summary.note) { _, done, _ throws(DatabaseError) in
+                summary.settled(done, since: soFar)
                 soFar = done
                 worker.report.beat(worker.part, within: Worker.grace)
                 return !worker.stop.isAsked
             }
+            summary.settled(pass, since: soFar)
+            return pass
         } catch {
             summary.add(soFar)
             throw error

@@ -5,6 +5,7 @@ internal import TokenModel
 /// Reports what the drain does: heartbeats, the locks in its way, what it cannot record, and how long rows have been waiting.
 struct DrainReporting {
     private let worker: Worker
+    private let summary: DrainSummary
     private var heartbeat: Heartbeat
     private var configuration: Configuration
     private var beatAt: ContinuousClock.Instant?
@@ -17,16 +18,18 @@ struct DrainReporting {
     private var counted = Drain.Pass()
     /// Whether rows have moved since the last heartbeat of an idle pass.
     private var isUnreported = false
-    /// How many rows this pass and the earlier ones have settled since the last look at the queues, and when that was.
-    private var settled: (results: Int, registrations: Int) = (0, 0)
+    /// When the queues were last looked at.
     private var lookedAt = ContinuousClock.now
     private var lateResults = LateRows(.results)
     private var lateRegistrations = LateRows(.registrations)
     /// What it reports must not keep the drain from its work.
     private var chores = Chores()
 
-    init(_ worker: Worker, daemonID: String, on connection: inout Connection) throws(DatabaseError) {
+    init(
+        _ worker: Worker, daemonID: String, _ summary: DrainSummary, on connection: inout Connection
+    ) throws(DatabaseError) {
         self.worker = worker
+        self.summary = summary
         configuration = worker.configuration
         locks = LockWatch(worker.timing)
         heartbeat = try Heartbeat(
@@ -90,8 +93,7 @@ struct DrainReporting {
         locks.note(
             waits: pass.lockWaits - counted.lockWaits + (beatRefusedAt == nil ? 0 : 1),
             settled: pass.settled - counted.settled, now: .now)
-        settled.results += pass.settledResults - counted.settledResults
-        settled.registrations += pass.registrations.settled - counted.registrations.settled
+        summary.settled(pass, since: counted)
         counted = pass
         if locks.wantsLook(now: .now) {
             locks.saw(try LockHolder.all(on: &connection), now: .now)
@@ -111,9 +113,10 @@ struct DrainReporting {
         )
         let now = ContinuousClock.now
         let period = lookedAt.duration(to: now)
+        let settled = summary.takeSettled()
         let results = report(of: .results, seen.results, settled: settled.results, period)
         let registrations = report(of: .registrations, seen.registrations, settled: settled.registrations, period)
-        (settled, lookedAt) = ((0, 0), now)
+        lookedAt = now
         let isReported = try heartbeat.beat(
             results: results, registrations: registrations, sweepInterval: configuration.sweepInterval,
             locks: locks.reported.map { Heartbeat.Locks(words: $0.words, metFor: locks.metFor(at: now)) },
@@ -130,7 +133,9 @@ struct DrainReporting {
     ) -> Heartbeat.QueueReport {
         let reason = WaitReason(
             trouble: troubles[name], refusal: refusals[name], holders: locks.reported, settled: settled, period: period)
-        return Heartbeat.QueueReport(queue, trouble: troubles[name], reason: reason.words(for: queue))
+        return Heartbeat.QueueReport(
+            queue, trouble: troubles[name], reason: reason.words(for: queue),
+            perSecond: Double(settled) / max(period / .seconds(1), 0.001))
     }
 
     /// What `status` warns of. If the view is refused, the drain goes on without.

@@ -16,7 +16,7 @@ struct DrainWorker {
         var problemAt: ContinuousClock.Instant?
         worker.run(bell: bell) { connection, schema, succeeded in
             var drain = Drain(worker.configuration, pair: backlog.pair, summary: summary)
-            var reporting = try DrainReporting(worker, daemonID: daemonID, on: &connection)
+            var reporting = try DrainReporting(worker, daemonID: daemonID, summary, on: &connection)
             defer { summary.report() }
             // The monitor worker repeats this. A counter should not begin under another label.
             var ignored: DatabaseError?

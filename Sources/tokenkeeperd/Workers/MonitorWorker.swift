@@ -13,11 +13,14 @@ struct MonitorWorker {
     let overviews: OverviewCache?
 
     /// How long a statement for the page may take. Until one succeeds, the page shows what was read before, and when.
-    private static let limit: (overview: Duration, history: Duration) = (.seconds(1), .seconds(10))
+    private static let limit: (overview: Duration, history: Duration, usual: Duration) = (
+        .seconds(1), .seconds(10), .seconds(4)
+    )
 
     func run() {
         worker.run(bell: bell) { connection, _, succeeded in
             var historyAgain = ContinuousClock.now
+            var usual = UsualLook(pause: worker.timing.history * 10)
             while !worker.stop.isAsked {
                 let began = ContinuousClock.now
                 var trouble: DatabaseError?
@@ -34,8 +37,7 @@ struct MonitorWorker {
                 // A look that takes a quarter of a second lengthens the pause, so that looks take a twentieth of the time at most.
                 let (shortest, longest) = worker.timing.monitoring
                 let pause = min(max(shortest, began.duration(to: .now) * 20), longest)
-                // Three missed looks.
-                metrics.take(gauges, until: .now + pause * 3)
+                metrics.take(gauges, until: .now + pause * 3)  // Three missed looks.
                 overviews?.expect(within: pause)
                 if let overviews, .now >= historyAgain {
                     let began = ContinuousClock.now
@@ -45,6 +47,7 @@ struct MonitorWorker {
                     // At most one hundredth of the time.
                     historyAgain = .now + max(worker.timing.history, began.duration(to: .now) * 100)
                 }
+                if let overviews { try usual.look(within: Self.limit.usual, for: overviews, on: &connection) }
                 if let trouble {
                     worker.outages.lost(trouble, worker.part)
                 } else {
@@ -53,5 +56,28 @@ struct MonitorWorker {
                 worker.rest(bell, for: pause)
             }
         }
+    }
+}
+
+/// Looks up which share of 410s is usual, from time to time: it is about whole hours.
+private struct UsualLook {
+    let pause: Duration
+    private var again = ContinuousClock.now
+
+    init(pause: Duration) { self.pause = pause }
+
+    mutating func look(
+        within limit: Duration, for overviews: OverviewCache, on connection: inout Connection
+    ) throws(DatabaseError) {
+        let began = ContinuousClock.now
+        guard began >= again else { return }
+        // If it takes too long, the page says so.
+        var tooLong: DatabaseError?
+        overviews.store(
+            try connection.attempt(noting: &tooLong) { connection throws(DatabaseError) in
+                try UsualShare(of: .all, within: limit, on: &connection)
+            })
+        // At most one hundredth of the time.
+        again = .now + max(pause, began.duration(to: .now) * 100)
     }
 }

@@ -2,8 +2,8 @@ import Foundation
 import LedgerTestSupport
 import TestThreads
 import Testing
-import TokenLedger
 
+@testable import TokenLedger
 @testable import tokenkeeperd
 
 @Suite(.ownThread) struct `The status on a terminal` {
@@ -25,6 +25,42 @@ import TokenLedger
         let low = view.frame(width: 80, height: 3, at: "NOON")
         #expect(low.count == 3 && low.last == "… 2 more lines: make the window higher")
         for width in 1...9 { #expect(!view.frame(width: width, height: 1, at: "NOON").isEmpty) }
+    }
+
+    @Test func `each number has its own time, and running campaigns a bar`() throws {
+        let report = StatusReport(
+            json: "{}",
+            fields: [
+                .init(name: "queue_depth", kind: .number, value: "7"),
+                .init(name: "queue_as_of", kind: .text, value: "2026-11-28 12:00:01 UTC"),
+                .init(name: "requests", kind: .number, value: "123456"),
+                .init(name: "requests_as_of", kind: .text, value: "2026-11-28 11:59:00 UTC"),
+                .init(name: "results_per_second", kind: .number, value: "81.2"),
+                .init(name: "live_daemons", kind: .number, value: "2"),
+                .init(name: "as_of", kind: .text, value: "2026-11-28 12:00:02 UTC"),
+            ], warnings: [], criticalWarnings: [])
+        #expect(
+            StatusText.lines(report) == [
+                "results per second  81.2    as of 2026-11-28 12:00:01 UTC",
+                "queue depth         7       as of 2026-11-28 12:00:01 UTC",
+                "requests            123456  as of 2026-11-28 11:59:00 UTC",
+                "live daemons        2       as of 2026-11-28 12:00:02 UTC",
+            ])
+        var campaign = CampaignProgress(
+            number: 7, name: "Mars", environment: "production", topic: "t", state: "running", audience: "everyone",
+            expected: 4000, isAddressed: false, addressed: 2000, waiting: 1000, ended: [990, 10, 0, 0, 0, 0, 0],
+            perSecond: 12.6, expectedEnd: "2026-11-28 12:04:00 UTC", createdAt: "", createdBy: "a_sender",
+            scheduledAt: nil, startedAt: nil, endedAt: nil, waitsBecause: nil)
+        var view = StatusView()
+        view.show(report, [campaign], at: "NOON")
+        #expect(
+            view.frame(width: 120, height: 24, at: "NOON")[2]
+                == "campaign 7 \"Mars\"  [=======                       ]  25 %  1000 requests  12/s, ends at about 2026-11-28 12:04:00 UTC"
+        )
+        campaign.waitsBecause = "no running daemon sends"
+        view.show(report, [campaign], at: "NOON")
+        #expect(view.frame(width: 60, height: 24, at: "NOON").allSatisfy { $0.count <= 60 })
+        #expect(view.frame(width: 99, height: 24, at: "NOON")[2].hasSuffix("no running daemon sends"))
     }
 
     @Test func `an outage is shown above the last status, with its beginning`() {

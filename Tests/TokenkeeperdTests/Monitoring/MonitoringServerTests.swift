@@ -7,11 +7,15 @@ import Testing
 
 @Suite(.ownThread) struct `The server for scrapes` {
     private func start(life: Duration = MonitoringServer.longestLife) throws -> (server: MonitoringServer, port: Int) {
-        let server = try MonitoringServer(.tcp(host: "127.0.0.1", port: 0), life: life) { request in
+        let server = try MonitoringServer(.tcp(host: "127.0.0.1", port: 0), life: life, forms: ["/form"]) { request in
             switch request.path {
-            case "/metrics": MonitoringPage(text: "tokenkeeper_x 1\n")
-            case "/live": MonitoringPage(isAlwaysServed: true, text: "ok\n")
-            case "/large": MonitoringPage(text: String(repeating: "x", count: 16 << 20))
+            case "/metrics": .now(MonitoringPage(text: "tokenkeeper_x 1\n"))
+            case "/live": .now(MonitoringPage(isAlwaysServed: true, text: "ok\n"))
+            case "/large": .now(MonitoringPage(text: String(repeating: "x", count: 16 << 20)))
+            case "/form": .now(MonitoringPage(text: "form: \(request.form ?? "none")\n"))
+            case "/later":
+                .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
+            case "/never": .later { _ in }
             default: nil
             }
         }
@@ -75,6 +79,34 @@ import Testing
         withExtendedLifetime((others, idle)) {}
     }
 
+    @Test func `only a form takes a POST, of at most 4 KiB`() throws {
+        let (server, port) = try start()
+        defer { server.stop() }
+        func post(_ path: String, _ body: String) throws -> String {
+            let client = try PlainClient("127.0.0.1", port)
+            client.send("POST \(path) HTTP/1.1\r\nHost: a\r\nContent-Length: \(body.utf8.count)\r\n\r\n\(body)")
+            return client.read()
+        }
+        #expect(try post("/form", "q=aa").hasSuffix("\r\n\r\nform: q=aa\n"))
+        #expect(try get(port, "GET /form HTTP/1.1").hasSuffix("\r\n\r\nform: none\n"))
+        #expect(try post("/form?q=bb", "").hasSuffix("\r\n\r\nform: \n"))
+        #expect(try post("/metrics", "q=aa").hasPrefix("HTTP/1.1 405 "))
+        #expect(try post("/form", String(repeating: "x", count: 4097)).hasPrefix("HTTP/1.1 413 "))
+    }
+
+    @Test func `pages that come later hold up no other, also if they never come`() throws {
+        let (server, port) = try start(life: .seconds(600))
+        defer { server.stop() }
+        #expect(try get(port, "GET /later HTTP/1.1").hasSuffix("\r\n\r\nlater\n"))
+        let head = try get(port, "HEAD /later HTTP/1.1")
+        #expect(head.contains("content-length: 6\r\n") && head.hasSuffix("\r\n\r\n"))
+        let waiting = try clients(
+            MonitoringServer.mostAnswered, port, sending: "GET /never HTTP/1.1\r\nHost: a\r\n\r\n")
+        #expect(try get(port).hasPrefix("HTTP/1.1 200 "))
+        #expect(try get(port, "GET /later HTTP/1.1").hasPrefix("HTTP/1.1 200 "))
+        withExtendedLifetime(waiting) {}
+    }
+
     @Test func `one connection too many ends the oldest, and is served`() throws {
         let (server, port) = try start(life: .seconds(600))
         defer { server.stop() }
@@ -107,7 +139,7 @@ import Testing
 
     @Test func `a page that nobody reads ends with its connection`() throws {
         let server = try MonitoringServer(.tcp(host: "127.0.0.1", port: 0), life: .milliseconds(50)) { _ in
-            MonitoringPage(text: String(repeating: "x", count: 16 << 20))
+            .now(MonitoringPage(text: String(repeating: "x", count: 16 << 20)))
         }
         defer { server.stop() }
         let client = try PlainClient("127.0.0.1", try #require(server.port))
@@ -116,7 +148,7 @@ import Testing
     }
 
     @Test func `it listens on IPv6 and on a Unix socket`() throws {
-        let v6 = try MonitoringServer(.tcp(host: "::1", port: 0)) { _ in MonitoringPage(text: "six\n") }
+        let v6 = try MonitoringServer(.tcp(host: "::1", port: 0)) { _ in .now(MonitoringPage(text: "six\n")) }
         defer { v6.stop() }
         let six = try PlainClient("::1", try #require(v6.port))
         six.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -125,7 +157,7 @@ import Testing
         defer { unlink(path) }
         for _ in 1...2 {
             try Self.leaveSocket(at: path)
-            let server = try MonitoringServer(.unix(path)) { _ in MonitoringPage(text: "unix\n") }
+            let server = try MonitoringServer(.unix(path)) { _ in .now(MonitoringPage(text: "unix\n")) }
             defer { server.stop() }
             let client = try PlainClient(path)
             client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -148,7 +180,7 @@ import Testing
     @Test func `a socket that somebody listens on stays`() throws {
         let path = Self.socketPath
         defer { unlink(path) }
-        let first = try MonitoringServer(.unix(path)) { _ in MonitoringPage(text: "first\n") }
+        let first = try MonitoringServer(.unix(path)) { _ in .now(MonitoringPage(text: "first\n")) }
         defer { first.stop() }
         let error = #expect(throws: SocketFile.Occupied.self) { try MonitoringServer(.unix(path)) { _ in nil } }
         #expect(error?.description == "another process listens at \(path)")

@@ -138,8 +138,8 @@ import Testing
         try eventually("it shows the database", within: 120) {
             let page = PlainClient.get("/", port)
             return page.contains(
-                "<td class=\"name\">com.example.&lt;script&gt;</td><td>production</td>"
-                    + "<td class=\"number\">1,200</td>")
+                "<a href=\"topic/production:com.example.%3Cscript%3E\">com.example.&lt;script&gt;</a>")
+                && page.contains("<td class=\"number\" data-label=\"Active\"><span>1,200</span></td>")
                 && page.contains("<dt>results rejected</dt><dd>1</dd>") && page.contains("Needs attention")
         }
         let page = PlainClient.get("/", port)
@@ -147,6 +147,31 @@ import Testing
         #expect(page.contains("\r\ncontent-security-policy: default-src 'none'; "))
         #expect(!page.contains("<script"))
         #expect(!page.contains("abababababab"))
+        let own = PlainClient.get("/topic/production:com.example.%3Cscript%3E", port)
+        #expect(
+            own.hasPrefix("HTTP/1.1 200 ") && own.contains("\r\ncontent-security-policy: default-src 'none'; "),
+            "\(own)")
+        #expect(own.contains("<h2>com.example.&lt;script&gt; <span") && !own.contains("<script"))
+        #expect(PlainClient.get("/topic/production:none", port).hasPrefix("HTTP/1.1 404 "))
+        #expect(PlainClient.get("/campaign/7", port).hasPrefix("HTTP/1.1 404 "))
+        #expect(PlainClient.get("/find", port).contains("<form method=\"post\" action=\"find\""))
+        // What explain prints, and nothing of it in the log or in a URL.
+        func find(_ text: String) throws -> String {
+            let client = try PlainClient("127.0.0.1", port)
+            client.send("POST /find HTTP/1.1\r\nHost: a\r\nContent-Length: \(text.utf8.count + 2)\r\n\r\nq=\(text)")
+            return client.read()
+        }
+        let token = try database.psql("SELECT md5('1') || md5('a1')")
+        let explained = try find("+\(token.uppercased())%0A")
+        #expect(
+            explained.contains("<pre>com.example.&lt;script&gt; (production) \(token.prefix(8))…\n"), "\(explained)")
+        #expect(explained.contains("now: may be sent to: last registered at ") && !explained.contains(token))
+        #expect(
+            try find("ffffffffff").contains("no token that begins with these digits is known")
+                || find("ffffffffff").contains("the token is not known"))
+        #expect(try find("SCRIPT").contains("<a href=\"topic/production:com.example.%3Cscript%3E\">"))
+        #expect(try find("%00").contains("<h2>Find</h2>"))
+        #expect(!daemon.logged.contains(token.prefix(20)) && !daemon.logged.contains("/find"), "\(daemon.logged)")
         // The page shows the tokens at once; the hour is noted with the next look for warnings.
         try eventually("the hour is noted", within: 120) {
             try database.psql("SELECT sum(tokens) FROM tokenkeeper.token_count_hour WHERE state = 'active'") == "1200"
@@ -161,7 +186,7 @@ import Testing
             database.url(),
             settings: ["metrics.listen=127.0.0.1:\(port)", "metrics.page=network", "metrics.hosts=tokens.example"])
         try eventually("it is ready") { PlainClient.get("/ready", port).hasPrefix("HTTP/1.1 200 ") }
-        for path in ["/", "/metrics", "/live", "/ready", "/none"] {
+        for path in ["/", "/metrics", "/live", "/ready", "/find", "/none"] {
             for (headers, isRefused) in [
                 ("Host: evil.example:\(port)\r\n", true), ("Host: localhost\r\nHost: evil.example\r\n", true),
                 ("Host: tokens.example:\(port)\r\n", false), ("Host: localhost:\(port)\r\n", false), ("", false),
@@ -184,7 +209,9 @@ import Testing
         let daemon = try DaemonProcess(
             database.url(), settings: ["metrics.listen=127.0.0.1:\(port)", "metrics.page=off"])
         try eventually("it is ready") { PlainClient.get("/ready", port).hasPrefix("HTTP/1.1 200 ") }
-        #expect(PlainClient.get("/", port).hasPrefix("HTTP/1.1 404 "))
+        for path in ["/", "/find", "/campaign/1"] {
+            #expect(PlainClient.get(path, port).hasPrefix("HTTP/1.1 404 "))
+        }
         #expect(daemon.stop() == 0)
     }
 }

@@ -19,6 +19,16 @@ enum CampaignText {
                 + "\(campaign.addressed) addressed\(waiting)\(ended)")
     }
 
+    /// One line with a bar, for a terminal.
+    static func progress(_ campaign: CampaignProgress, width: Int) -> String {
+        var line = ProgressLine(
+            "campaign \(campaign.number)" + (campaign.name.map { " \"\($0)\"" } ?? ""), items: "requests",
+            total: campaign.total, steps: campaign.done, count: campaign.done)
+        let end = campaign.expectedEnd.map { ", ends at about \($0)" } ?? ""
+        line.waiting = campaign.waitsBecause.map(HistoryText.plain) ?? "\(Int64(campaign.perSecond ?? 0))/s\(end)"
+        return line.text(width: width, at: .now)
+    }
+
     static func text(_ campaign: CampaignProgress) -> String {
         let name = campaign.name.map { " \"\($0)\"" } ?? ""
         let more = campaign.isAddressed || campaign.isOver || campaign.state == "cancelled" ? "" : " so far"

@@ -2,15 +2,29 @@ internal import TokenLedger
 
 /// The status as lines for people.
 enum StatusText {
-    /// Warnings first: they are what a person must look at.
+    /// Warnings first: they are what a person must look at. Then the rates, and the other numbers.
     static func lines(_ report: StatusReport) -> [String] {
-        let shown = report.fields.filter { $0.value != nil }
-        let width = shown.map(\.name.count).max() ?? 0
-        let fields = shown.map { field in
-            let label = String(field.name.map { $0 == "_" ? " " : $0 })
-            return label + String(repeating: " ", count: width - label.count + 2) + value(of: field)
+        let known = report.fields.filter { $0.value != nil && !$0.name.hasSuffix("as_of") }
+        let shown = known.filter(isRate) + known.filter { !isRate($0) }
+        let names = padded(shown.map { field in String(field.name.map { $0 == "_" ? " " : $0 }) })
+        let values = padded(shown.map(value))
+        let fields = shown.indices.map { index in
+            guard let seen = report.asOf(shown[index].name) else { return names[index] + values[index] }
+            return names[index] + values[index] + "as of " + seen
         }
-        return (warnings(report) + fields).map(HistoryText.plain)
+        return (warnings(report) + fields).map { trimmed(HistoryText.plain($0)) }
+    }
+
+    private static func isRate(_ field: StatusReport.Field) -> Bool { field.name.hasSuffix("_per_second") }
+
+    /// All of them in one width.
+    private static func padded(_ texts: [String]) -> [String] {
+        let width = texts.map(\.count).max() ?? 0
+        return texts.map { $0 + String(repeating: " ", count: width - $0.count + 2) }
+    }
+
+    private static func trimmed(_ text: String) -> String {
+        String(text[...(text.lastIndex { $0 != " " } ?? text.startIndex)])
     }
 
     private static func warnings(_ report: StatusReport) -> [String] {

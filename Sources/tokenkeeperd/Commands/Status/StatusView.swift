@@ -4,11 +4,14 @@ internal import TokenModel
 /// What `status --watch` shows: the latest status, and why there is no newer one. Pure.
 struct StatusView {
     private var lines: [String] = []
+    /// The running campaigns.
+    private var campaigns: [CampaignProgress] = []
     /// When the lines were read; nil before the first.
     private var readAt: String?
     private var problem: (words: String, since: String)?
 
-    mutating func show(_ report: StatusReport, at time: String) {
+    mutating func show(_ report: StatusReport, _ campaigns: [CampaignProgress] = [], at time: String) {
+        self.campaigns = campaigns
         lines = (report.warnings.isEmpty ? ["no warnings"] : []) + StatusText.lines(report)
         readAt = time
         problem = nil
@@ -26,7 +29,9 @@ struct StatusView {
             all.append("NO STATUS since \(problem.since): \(problem.words); trying again")
             if let readAt { all += ["Before, at \(readAt):", ""] }
         }
-        all = (all + lines).flatMap { Self.wrapped($0, width: width) }
+        all = all.flatMap { Self.wrapped($0, width: width) }
+        if !campaigns.isEmpty { all += campaigns.map { CampaignText.progress($0, width: width) } + [""] }
+        all += lines.flatMap { Self.wrapped($0, width: width) }
         if all.count <= height { return all }
         let hidden = counted(all.count - height + 1, "more line", "more lines")
         return all.prefix(max(height - 1, 0)) + ["… \(hidden): make the window higher".prefix(width).description]

@@ -29,7 +29,9 @@ struct StatusWatch {
                 var connection = try configuration.connectLikeService(writes: false)
                 try Migrator(daemon: Daemon.version).check(&connection)
                 while true {
-                    view.show(try StatusReport(on: &connection), at: Self.time)
+                    view.show(
+                        try StatusReport(on: &connection), try CampaignProgress.running(5, on: &connection),
+                        at: Self.time)
                     if quits(after: view, on: screen) { return }
                 }
             } catch {

@@ -20,7 +20,8 @@ enum Figures {
     static func short(_ value: Int64) -> String {
         for (unit, name) in [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")] where value >= unit {
             let number = Double(value) / Double(unit)
-            return (number < 10 ? "\((number * 10).rounded() / 10)" : String(Int(number))) + name
+            return (number < 10 && value % Int64(unit) != 0 ? "\((number * 10).rounded() / 10)" : String(Int(number)))
+                + name
         }
         return String(value)
     }
@@ -29,7 +30,24 @@ enum Figures {
     static func share(_ part: Int64, of all: Int64) -> String {
         if all <= 0 { return "–" }
         if part > 0, part * 10_000 < all { return "< 0.01 %" }
-        return "\((Double(part) / Double(all) * 10_000).rounded() / 100) %"
+        return percent(Double(part) / Double(all))
+    }
+
+    /// `0.25 %`, of a share between 0 and 1.
+    static func percent(_ share: Double) -> String {
+        let hundredths = Int64((share * 10_000).rounded())
+        return hundredths % 100 == 0 ? "\(hundredths / 100) %" : "\(Double(hundredths) / 100) %"
+    }
+
+    /// `0`, `0.4`, `812`.
+    static func rate(_ perSecond: Double) -> String {
+        perSecond > 0 && perSecond < 10 ? "\((perSecond * 10).rounded() / 10)" : count(Int64(perSecond))
+    }
+
+    /// The time of day, with the date if it is not that of `now`: `14:05:09`, `2026-11-22 14:05:09`. Both as in `text`.
+    static func time(_ text: String, at now: String) -> String {
+        let text = text.hasSuffix(" UTC") ? String(text.dropLast(4)) : text
+        return text.prefix(10) == now.prefix(10) ? String(text.dropFirst(11)) : text
     }
 
     /// `2026-11-22 14:05:09 UTC`.

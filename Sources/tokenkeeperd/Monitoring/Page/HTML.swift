@@ -49,7 +49,11 @@ struct HTML: ExpressibleByStringInterpolation, Sendable {
         return escaped
     }
 
-    /// A message of the daemon or the database: what stands in backticks is a command, if it is one of ours and nothing else.
+    /// Nothing if the condition holds.
+    static func unless(_ condition: Bool, _ html: HTML) -> HTML { condition ? "" : html }
+
+    /// A message of the daemon or the database: what stands in backticks is a command or a statement, if it is one of ours and nothing
+    /// else.
     static func message(_ text: String) -> HTML {
         var html: HTML = ""
         for (index, part) in text.split(separator: "`", omittingEmptySubsequences: false).enumerated() {
@@ -60,6 +64,12 @@ struct HTML: ExpressibleByStringInterpolation, Sendable {
     }
 
     private static func isCommand(_ part: String) -> Bool {
-        part.hasPrefix("tokenkeeperd ") && ShellWord.isInert(part) && !part.contains { ";&|<>".contains($0) }
+        isCall(part)
+            || part.hasPrefix("tokenkeeperd ") && ShellWord.isInert(part) && !part.contains { ";&|<>".contains($0) }
+    }
+
+    /// Whether it is a statement that calls one of our functions with literals, and does nothing else.
+    private static func isCall(_ part: String) -> Bool {
+        part.wholeMatch(of: #/SELECT tokenkeeper\.[a-z_]+\((?:'(?:[^'\\]|'')*'(?:, |(?=\)$)))*\)/#) != nil
     }
 }

@@ -6,6 +6,7 @@ final class OverviewCache: Sendable {
     struct Contents: Sendable {
         var overview: Overview?
         var history: OverviewHistory?
+        var usual: UsualShare?
         /// When the overview was read, by our clock.
         fileprivate(set) var readAt: ContinuousClock.Instant?
         fileprivate var pause: Duration = .zero
@@ -20,6 +21,8 @@ final class OverviewCache: Sendable {
         stored.withLock { ($0.overview, $0.readAt) = (overview, now) }
     }
     func store(_ history: OverviewHistory) { stored.withLock { $0.history = history } }
+
+    func store(_ usual: UsualShare?) { stored.withLock { $0.usual = usual } }
 
     /// The next look comes after this pause.
     func expect(within pause: Duration) { stored.withLock { $0.pause = pause } }

@@ -2,37 +2,100 @@ internal import NIOHTTP1
 internal import TokenLedger
 internal import TokenModel
 
-/// The status page as it is served: rendered at most once a second, for those who may see it.
+/// The status page as it is served to those who may see it. The first page is rendered at most once a second, from what was read before. The
+/// others are read when somebody asks for them.
 final class ServedPage: Sendable {
     private let access: PageAccess
     private let overviews: OverviewCache
+    private let lookups: PageLookups
+    private let settings: LiveConfiguration
     private let rendered = PageCache()
 
-    init(_ access: PageAccess, _ overviews: OverviewCache) {
+    /// How long a statement for a page may take.
+    private static let limit: Duration = .seconds(2)
+
+    init(_ access: PageAccess, _ overviews: OverviewCache, _ lookups: PageLookups, _ settings: LiveConfiguration) {
         self.access = access
         self.overviews = overviews
+        self.lookups = lookups
+        self.settings = settings
     }
 
-    /// - Returns: Nil if the page is off.
-    func response(to request: MonitoringRequest, _ state: ServiceState) -> MonitoringPage? {
-        if access == .off { return nil }
+    /// - Returns: Nil if the page is off, or there is no such page.
+    func reply(to request: MonitoringRequest, _ state: ServiceState) -> MonitoringReply? {
+        guard access != .off, let address = PageAddress(path: request.path) else { return nil }
         guard access.admits(isLocal: request.isLocal) else {
-            return MonitoringPage(
-                status: .forbidden,
-                text: "this page is only for this machine; see metrics.page\n")
+            return .now(
+                MonitoringPage(status: .forbidden, text: "this page is only for this machine; see metrics.page\n"))
         }
-        return rendered.page { render(state) }
+        switch address {
+        case .overview: return .now(rendered.page { overview(state) })
+        case .topic(let topic, let environment): return read { try Self.topic(topic, environment, address, &$0) }
+        case .campaign(let number): return read { try Self.campaign(number, address, &$0) }
+        case .find:
+            let text = request.form.map { Self.trimmed(PageAddress.field("q", of: $0) ?? "") } ?? ""
+            let retention = settings.current.values["sweep.event_retention"]?.value ?? "its default"
+            if text.isEmpty { return .now(Self.found(.nothingYet, retention)) }
+            return read { try Self.find(text, retention, &$0) }
+        }
     }
 
-    private func render(_ state: ServiceState) -> MonitoringPage {
-        var random = SystemRandomNumberGenerator()
-        let nonce = String(random.next(), radix: 36) + String(random.next(), radix: 36)
+    private func overview(_ state: ServiceState) -> MonitoringPage {
         let contents = overviews.contents
         let page = StatusPage(
-            overview: contents.overview, history: contents.history, daemonStatus: state.status,
-            obstacles: state.obstacles, isOld: contents.isOld(), now: .now)
+            overview: contents.overview, history: contents.history, usual: contents.usual,
+            daemonStatus: state.status, obstacles: state.obstacles, isOld: contents.isOld(), now: .now)
+        return Self.page(page.html)
+    }
+
+    private func read(_ work: @escaping PageLookups.Work) -> MonitoringReply {
+        .later { [lookups] respond in lookups.ask(work, respond) }
+    }
+
+    private static func topic(
+        _ topic: String, _ environment: String, _ address: PageAddress, _ connection: inout Connection
+    ) throws -> MonitoringPage? {
+        guard let detail = try TopicDetail.find(topic, environment: environment, within: limit, on: &connection)
+        else { return nil }
+        let frame = PageFrame(address: address, title: "\(topic) – tokenkeeperd", now: .now, period: 60)
+        return page(TopicPage(detail: detail, frame: frame).html)
+    }
+
+    private static func campaign(
+        _ number: Int64, _ address: PageAddress, _ connection: inout Connection
+    ) throws -> MonitoringPage? {
+        guard let (campaign, failures) = try CampaignProgress.detail(number, within: limit, on: &connection)
+        else { return nil }
+        let frame = PageFrame(address: address, title: "Campaign \(number) – tokenkeeperd", now: .now)
+        return page(CampaignPage(campaign: campaign, failures: failures, frame: frame).html)
+    }
+
+    private static func find(
+        _ text: String, _ retention: String, _ connection: inout Connection
+    ) throws -> MonitoringPage? {
+        if let digits = TokenDigits(text) {
+            let answer = try TokenLookup(.token(digits)).answer(within: limit, on: &connection)
+            return found(.token(digits, answer), retention)
+        }
+        let topics = try TopicDetail.names(like: text, FindPage.most, within: limit, on: &connection)
+        return found(.topics(topics, like: text), retention)
+    }
+
+    private static func found(_ found: FindPage.Found, _ retention: String) -> MonitoringPage {
+        page(FindPage(found: found, retention: retention, now: .now).html)
+    }
+
+    private static func page(_ html: (_ nonce: String) -> HTML) -> MonitoringPage {
+        var random = SystemRandomNumberGenerator()
+        let nonce = String(random.next(), radix: 36) + String(random.next(), radix: 36)
         return MonitoringPage(
-            type: "text/html; charset=utf-8", headers: StatusPage.headers(nonce: nonce),
-            text: page.html(nonce: nonce).text)
+            type: "text/html; charset=utf-8", headers: PageFrame.headers(nonce: nonce), text: html(nonce).text)
+    }
+
+    private static func trimmed(_ text: String) -> String {
+        let text = text.drop { $0.isWhitespace }
+        return String(
+            text.prefix(
+                (text.lastIndex { !$0.isWhitespace }).map { text.distance(from: text.startIndex, to: $0) + 1 } ?? 0))
     }
 }

@@ -13,10 +13,23 @@ import TokenModel
         campaigns: [CampaignProgress] = [], attachments: [Overview.Attachment] = []
     ) -> Overview {
         Overview(
-            at: Self.now, warnings: warnings, critical: critical, queueDepth: 0, isQueueEstimated: false,
-            oldestResultAge: nil, rejected: 0,
-            held: 0, requests: 10_000, failedSends: 0, tokens: [1_234_567, 89, 0, 0, 0],
-            daemons: daemons, campaigns: campaigns, attachments: attachments)
+            at: Self.now,
+            status: status(
+                [
+                    "queue_depth": "0", "rejected": "0", "held": "0", "requests": "10250", "campaign_requests": "250",
+                    "failed_sends": "0", "tokens_active": "1234567", "tokens_stale": "89", "tokens_suspect": "0",
+                    "tokens_superseded": "0", "tokens_unregistered_by_app": "0", "registration_queue_depth": "1234",
+                    "registrations_per_second": "812.4", "queue_as_of": "2027-01-15 07:59:58 UTC",
+                    "requests_as_of": "2027-01-14 23:00:01 UTC", "as_of": "2027-01-15 08:00:00 UTC",
+                ], warnings, critical: critical), daemons: daemons, campaigns: campaigns, attachments: attachments)
+    }
+
+    private func status(
+        _ values: [String: String], _ warnings: [String] = [], critical: Int = 0
+    ) -> StatusReport {
+        StatusReport(
+            json: "{}", fields: values.map { .init(name: $0.key, kind: .number, value: $0.value) }, warnings: warnings,
+            criticalWarnings: Array(warnings.prefix(critical)))
     }
 
     private func history(_ topic: String, reason: String? = nil, samples: Int = 0) -> OverviewHistory {
@@ -38,10 +51,12 @@ import TokenModel
     }
 
     private func page(
-        _ overview: Overview?, _ history: OverviewHistory? = nil, obstacle: String? = nil, isOld: Bool = false
+        _ overview: Overview?, _ history: OverviewHistory? = nil, usual: UsualShare? = nil, obstacle: String? = nil,
+        isOld: Bool = false
     ) -> String {
         StatusPage(
-            overview: overview, history: history, daemonStatus: "starting", obstacles: [obstacle].compactMap { $0 },
+            overview: overview, history: history, usual: usual, daemonStatus: "starting",
+            obstacles: [obstacle].compactMap { $0 },
             isOld: isOld, now: Self.now
         ).html(nonce: "n0nce").text
     }
@@ -51,10 +66,17 @@ import TokenModel
             overview([
                 "the guard of com.`rm -rf ~`.app tripped; see `tokenkeeperd held list`",
                 "x`y: see `tokenkeeperd held list`", "`tokenkeeperd sweep; rm x`", "`tokenkeeperd sweep $(rm)`",
-                "`tokenkeeperd sweep \"$HOME\"`", "if that is a mistake: `tokenkeeperd reinstate --topic 'a$b'`",
+                "`tokenkeeperd sweep \"$HOME\"`", "`SELECT tokenkeeper.resume_sending('a''b', 'production')`",
+                "`SELECT tokenkeeper.detach('a'); DROP TABLE x`", "`SELECT tokenkeeper.detach(x())`", "`DROP TABLE x`",
+                "`SELECT tokenkeeper.detach('a\\')`", "if that is a mistake: `tokenkeeperd reinstate --topic 'a$b'`",
             ]))
         let commands = shown.matches(of: #/<code>(.*?)</code>/#).map { String($0.output.1) }
-        #expect(commands == ["tokenkeeperd held list", "tokenkeeperd reinstate --topic &#39;a$b&#39;"])
+        #expect(
+            commands == [
+                "tokenkeeperd held list",
+                "SELECT tokenkeeper.resume_sending(&#39;a&#39;&#39;b&#39;, &#39;production&#39;)",
+                "tokenkeeperd reinstate --topic &#39;a$b&#39;",
+            ])
     }
 
     @Test func `it says that all is well only once the database was read and has no warning`() {
@@ -102,14 +124,11 @@ import TokenModel
 
     @Test func `what a lock keeps status from counting is shown as unknown, not as zero`() {
         let locked = Overview(
-            at: Self.now, warnings: ["a table is locked"], critical: 0, queueDepth: 7,
-            isQueueEstimated: false,
-            oldestResultAge: nil,
-            rejected: nil, held: nil, requests: nil, failedSends: nil, tokens: [nil, nil, nil, nil, nil],
-            daemons: [], campaigns: [], attachments: [])
+            at: Self.now, status: status(["queue_depth": "7"], ["a table is locked"]), daemons: [], campaigns: [],
+            attachments: [])
         let html = page(locked, history("com.example.app", samples: 3))
         #expect(html.contains("<dt>results held</dt><dd>–</dd>"))
-        #expect(html.contains("<td>active</td><td class=\"number\">–</td>"))
+        #expect(html.contains(cell("–", "Now", "number")))
         #expect(html.contains("Not known while a table is locked."))
     }
 
@@ -121,12 +140,27 @@ import TokenModel
             ended: [90, 10, 0, 0, 0, 0, 0], perSecond: 12.6, expectedEnd: nil, createdAt: "", createdBy: "a_sender",
             scheduledAt: nil, startedAt: nil, endedAt: nil, waitsBecause: "no running daemon sends")
         let html = page(overview(campaigns: [campaign]), history("t"))
-        #expect(html.contains("<td>7</td><td class=\"name\">Mars &lt;b&gt;</td><td class=\"name\">t</td>"))
-        #expect(html.contains("running: no running daemon sends</td>"))
-        for count in ["4,000", "3,900", "90", "10", "12"] {
-            #expect(html.contains("<td class=\"number\">\(count)</td>"), "\(count)")
+        #expect(
+            html.contains("<span class=\"state running\">running</span> <a href=\"campaign/7\">7 Mars &lt;b&gt;</a>"))
+        for words in ["2 % of about 5,000", "90 accepted", "10 stale", "no running daemon sends"] {
+            #expect(html.contains(words), "\(words)")
         }
-        #expect(!html.contains("anna"))
+        #expect(!html.contains("anna") && !html.contains("per second</span>"))
+        var moving = campaign
+        (moving.waitsBecause, moving.expectedEnd) = (nil, "2027-01-15 09:00:00 UTC")
+        let page = page(overview(campaigns: [moving]), history("t"))
+        #expect(page.contains("<span>12 per second</span> <span>ends at about 2027-01-15 09:00:00 UTC</span>"))
+        let own = CampaignPage(
+            campaign: campaign, failures: [("<too long>", 3)],
+            frame: PageFrame(address: .campaign(7), title: "", now: Self.now)
+        ).html(nonce: "n").text
+        #expect(own.contains(cell("one user", "Value")) && !own.contains("anna"))
+        #expect(own.contains(cell("&lt;too long&gt;", "Error") + cell("3", "Requests", "number")))
+        #expect(own.contains("<a href=\"../\">tokenkeeperd</a>"))
+    }
+
+    private func cell(_ value: String, _ column: String, _ kind: String = "name") -> String {
+        "<td class=\"\(kind)\" data-label=\"\(column)\"><span>\(value)</span></td>"
     }
 
     @Test func `attached tables are shown with what is wrong with them, and nothing if there are none`() {
@@ -135,9 +169,9 @@ import TokenModel
             table: "public.devices", attachedAt: Self.now, fault: "trigger <a> is disabled", failures: 3)
         let html = page(overview(attachments: [table]), history("t"))
         #expect(
-            html.contains("<td class=\"name\">public.devices</td><td class=\"name\">trigger &lt;a&gt; is disabled</td>")
+            html.contains(cell("public.devices", "Table") + cell("trigger &lt;a&gt; is disabled", "State"))
         )
-        #expect(html.contains("<td class=\"number\">3</td>"))
+        #expect(html.contains(cell("3", "Failed changes", "number")))
     }
 
     @Test func `what a sender wrote is text, wherever it appears`() {
@@ -153,7 +187,7 @@ import TokenModel
         let token = String(repeating: "0123456789abcdef", count: 4)
         let html = page(overview(["device_id \(token) has many tokens"]), history(token, reason: token.uppercased()))
         #expect(html.contains("device_id 01234567… has"))
-        #expect(html.contains("<td class=\"name\">01234567…</td>"))
+        #expect(html.contains(cell("01234567…", "Topic")), "and no link, which would have the whole token")
         #expect(!html.lowercased().contains("0123456789"))
         // A request's id, and a time, are whole.
         #expect(
@@ -164,28 +198,59 @@ import TokenModel
     @Test func `a topic's share of 410s is that of the tokens that were active before`() {
         #expect(
             page(overview(), history("t")).contains(
-                "<td class=\"number\">5</td><td class=\"number\">1</td><td class=\"number\">1</td><td class=\"number\">12.5 %</td>"
-            ))
+                cell("1", "Suppressed", "number") + cell("1", "New 410s, 24 h", "number")
+                    + cell("12.5 %", "Share", "number")))
+    }
+
+    @Test func `each number has its own time`() {
+        let html = page(overview())
+        for number in [
+            "<dt>registrations queued</dt><dd>1,234</dd><dd class=\"asof\">as of 07:59:58</dd>",
+            "<dt>registrations per second</dt><dd>812</dd><dd class=\"asof\">as of 07:59:58</dd>",
+            "<dt>requests waiting</dt><dd>10,250 or more</dd><dd class=\"asof\">as of 2027-01-14 23:00:01</dd>",
+            "<dt>results held</dt><dd>0</dd><dd class=\"asof\">as of 08:00:00</dd>",
+        ] { #expect(html.contains(number), "\(number)") }
+    }
+
+    @Test func `the share of 410s is compared with what is usual, once that is known`() {
+        func legend(_ usual: UsualShare?) -> String { page(overview(), history("t"), usual: usual) }
+        #expect(legend(nil).contains("The usual share is not known"))
+        #expect(
+            legend(.init(band: nil, since: Self.now)).contains(
+                "no results before 2027-01-15 08:00:00 UTC, so nothing is"))
+        let html = legend(.init(band: 0.004...0.05, since: nil))
+        #expect(html.contains("usual: 0.4 % to 5 %"))
+        // From 1 of 20 results on, which is 5 %; hours with fewer results say nothing.
+        #expect(html.components(separatedBy: "<rect class=\"high\"").count == 1)
+        #expect(
+            legend(.init(band: 0.004...0.045, since: nil)).components(separatedBy: "<rect class=\"high\"").count == 4)
     }
 
     @Test func `it loads nothing and has no script`() {
         let html = page(overview(), history("com.example.app", samples: 800))
-        for reference in ["<script", "src=", "href=", "url(", "http://", "https://", " style=", "onclick"] {
+        for reference in ["<script", "src=", "url(", "http://", "https://", "href=\"/", " style=", "onclick"] {
             #expect(!html.contains(reference), "\(reference)")
         }
         #expect(html.contains("<style nonce=\"n0nce\">"))
-        let policy = StatusPage.headers(nonce: "n0nce").first { $0.name == "content-security-policy" }?.value
+        let policy = PageFrame.headers(nonce: "n0nce").first { $0.name == "content-security-policy" }?.value
         #expect(policy?.hasPrefix("default-src 'none'; style-src 'nonce-n0nce'; ") == true)
     }
 
     @Test func `a trend needs a past, and has at most 63 points`() throws {
-        #expect(!page(overview(), history("t")).contains("<polyline"))
+        let first = page(overview(), history("t"))
+        #expect(!first.contains("<polyline") && first.contains("No history yet."))
         let html = page(overview(), history("t", samples: 800))
         let lines = html.components(separatedBy: "points=\"").dropFirst().map { $0.prefix { $0 != "\"" } }
         // Five states within a day, a week and a month.
         #expect(lines.count == 15)
         for line in lines { #expect(2...63 ~= line.split(separator: " ").count) }
-        #expect(html.contains("<td>+1,234,511"))
+        #expect(html.contains("<span>+1,234,511<svg"))
+        // A month has not been counted yet.
+        let young = page(overview(), history("t", samples: 30))
+        #expect(young.components(separatedBy: "<polyline").count == 11, "30 hours of a month would be a dot")
+        #expect(
+            young.contains("No history before 2027-01-14 02:00:00 UTC.")
+                && young.contains("since 2027-01-14 02:00</span>"))
     }
 
     @Test func `a daemon is live if it reported within 30 seconds and has not stopped`() {
@@ -199,11 +264,13 @@ import TokenModel
             overview(daemons: [
                 daemon("a", silentFor: 29), daemon("b", silentFor: 31), daemon("c", silentFor: 1, stopped: true),
             ]))
-        #expect(html.contains("<td class=\"name\">a</td><td>0.1.0</td><td>drains and sends</td>"))
-        #expect(html.contains("<td class=\"name\">b</td><td>0.1.0</td><td>silent since "))
-        #expect(html.contains("<td class=\"name\">c</td><td>0.1.0</td><td>stopped</td>"))
+        #expect(html.contains(cell("a", "Daemon") + cell("0.1.0", "Version") + cell("drains and sends", "State")))
+        #expect(
+            html.contains(
+                cell("b", "Daemon") + cell("0.1.0", "Version")
+                    + "<td class=\"name\" data-label=\"State\"><span>silent since "))
+        #expect(html.contains(cell("c", "Daemon") + cell("0.1.0", "Version") + cell("stopped", "State")))
         #expect(html.contains("<dt>live daemons</dt><dd>1</dd>"))
-        #expect(html.contains("<dt>requests in the outbox</dt><dd>10,000 or more</dd>"))
     }
 
     @Test(
@@ -220,6 +287,7 @@ import TokenModel
         #expect(Figures.share(0, of: 0) == "–")
         #expect(Figures.short(3_400_000) == "3.4M")
         #expect(Figures.short(40_000) == "40k")
+        #expect(Figures.short(3_000_000) == "3M" && Figures.percent(0.25) == "25 %" && Figures.rate(0.44) == "0.4")
         #expect(Figures.age(.seconds(7300)) == "2 h")
     }
 }
