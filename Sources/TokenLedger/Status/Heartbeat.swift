@@ -159,14 +159,11 @@ public struct Heartbeat {
             try connection.transaction(transaction) { connection throws(DatabaseError) in
                 _ = try connection.query(
                     """
-                    INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact,
-                                                         oldest_queued_at, sweep_interval, problem, waiting_for, waiting_since, wait_reason,
-                                                         registration_depth, registration_depth_exact, oldest_registration_at,
-                                                         registration_problem, registration_wait_reason, failing_chores, settings,
-                                                         results_per_second, registrations_per_second)
-                    VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9,
-                            clock_timestamp() - $10 * interval '1 microsecond', $11, $12, $13, $14, $15, $16, $17, $18,
-                            round($19 / 10.0, 1), round($20 / 10.0, 1))
+                    INSERT INTO tokenkeeper.daemon AS d (daemon_id, version, started_at, heartbeat_at, queue_depth, queue_depth_exact, oldest_queued_at,
+                        sweep_interval, problem, waiting_for, waiting_since, wait_reason, registration_depth, registration_depth_exact,
+                        oldest_registration_at, registration_problem, registration_wait_reason, failing_chores, settings, results_per_second, registrations_per_second)
+                    VALUES ($1, $2, $3, clock_timestamp(), $4, $5, $6, $7 * interval '1 microsecond', $8, $9, clock_timestamp() - $10 * interval '1 microsecond',
+                            $11, $12, $13, $14, $15, $16, $17, $18, round($19 / 10.0, 1), round($20 / 10.0, 1))
                     ON CONFLICT (daemon_id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at, queue_depth = excluded.queue_depth,
                         queue_depth_exact = excluded.queue_depth_exact, oldest_queued_at = excluded.oldest_queued_at,
                         sweep_interval = excluded.sweep_interval, problem = excluded.problem,
@@ -174,8 +171,7 @@ public struct Heartbeat {
                         registration_depth = excluded.registration_depth, registration_depth_exact = excluded.registration_depth_exact,
                         oldest_registration_at = excluded.oldest_registration_at, registration_problem = excluded.registration_problem,
                         registration_wait_reason = excluded.registration_wait_reason, failing_chores = excluded.failing_chores,
-                        settings = excluded.settings, results_per_second = excluded.results_per_second,
-                        registrations_per_second = excluded.registrations_per_second
+                        settings = excluded.settings, results_per_second = excluded.results_per_second, registrations_per_second = excluded.registrations_per_second
                     """, values)
                 try connection.run(
                     "DELETE FROM tokenkeeper.daemon WHERE heartbeat_at < clock_timestamp() - interval '1 day'")
