@@ -262,12 +262,8 @@ WITH latest AS (
 ), waiting AS MATERIALIZED (
     SELECT l.counted AS requests, l.as_of FROM tokenkeeper.look_at_rows('send_request') AS l
 ), in_campaigns AS (
-    -- Very many may be scheduled, and have addressed nobody.
-    SELECT coalesce(sum(c.addressed - e.ended), 0)::bigint AS requests
-    FROM tokenkeeper.campaign AS c CROSS JOIN LATERAL (
-        SELECT coalesce(sum(n.requests), 0) AS ended FROM tokenkeeper.campaign_ending AS n
-        WHERE n.campaign_id = c.campaign_id AND n.outcome <> 'requeued') AS e
-    WHERE c.ended_at IS NULL AND c.addressed > 0
+    -- A batch that has ended is deleted. What has moved to send_request is counted there.
+    SELECT coalesce(sum(b.requests - bit_count(b.ended)), 0)::bigint AS requests FROM tokenkeeper.campaign_batch AS b
 ), due AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
                 THEN (SELECT min(coalesce(r.scheduled_at, r.queued_at)) FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL)

@@ -68,11 +68,9 @@ import Testing
             files: [
                 "devices.csv": "push_token,bundle_id,last_seen\na1b2,com.example.app,2026-01-01T00:00:00Z\n",
                 "devices.tsv": "1\tx\ta1b2\n",
-                "devices.jsonl": #"{"pushToken": "a1b2", "lastSeen": "2026-01-01T00:00:00Z"}"# + "\n",
-            ],
-            elsewhere: [
-                "feedback.bin": "the tests of the importer", "Output.txt": "the tests of the importer",
-                "pushers.csv": "the tests of the importer",
+                "devices.json": #"{"push": {"apn": "a1b2"}, "lastSeen": "2026-01-01T00:00:00Z"}"# + "\n",
+                "dead.csv": "token,died_at\na1b2,2026-01-01T00:00:00Z\n",
+                "before.csv": "token\na1b2\nc3d4\n", "after.csv": "token\na1b2\n",
             ]),
         Page(path: "docs/how-to/incidents.md"),
         Page(

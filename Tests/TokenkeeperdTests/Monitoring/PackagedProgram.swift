@@ -46,6 +46,8 @@ final class PackagedProgram {
     }
 
     deinit {
+        // A process that was started meanwhile may have the pipe, too.
+        try? signal(SIGKILL)
         try? lifeline.fileHandleForWriting.close()
         shell.waitUntilExit()
     }

@@ -55,6 +55,8 @@ struct ImportRow {
     private var filtered: [Range<Int>?] = []
     /// The tags, if the format has lists. Otherwise they are one text.
     private(set) var tagList: [Range<Int>]?
+    /// Whether the record has a reason, and it is empty: an accepted push in a sender's log, for example.
+    private(set) var hasEmptyReason = false
     private var began = 0
 
     mutating func clear() {
@@ -62,6 +64,7 @@ struct ImportRow {
         for index in ranges.indices { ranges[index] = nil }
         for index in filtered.indices { filtered[index] = nil }
         tagList = nil
+        hasEmptyReason = false
     }
 
     /// Where the value is in `bytes`; nil if it is absent or empty.
@@ -80,6 +83,7 @@ struct ImportRow {
     mutating func end(_ use: ColumnUse) {
         let range = began < bytes.count ? began..<bytes.count : nil
         if let field = use.field { ranges[field.rawValue] = range }
+        if use.field == .reason, range == nil { hasEmptyReason = true }
         if let filter = use.filter {
             while filtered.count <= filter { filtered.append(nil) }
             filtered[filter] = range

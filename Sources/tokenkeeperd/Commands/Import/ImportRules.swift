@@ -54,6 +54,7 @@ struct ImportRules {
         do throws(Refused) {
             if let reason = skips(row) { return .skipped(reason) }
             guard let token = value(.token, row) else { throw Refused("the token is empty") }
+            if row.hasEmptyReason { throw Refused("the reason is empty: APNs may have accepted the push") }
             try writeScope(row, into: &copy)
             let instant = try instant(row)
             if instant < .beforeAPNs, queue == .result || value(.registeredAt, row) != nil {

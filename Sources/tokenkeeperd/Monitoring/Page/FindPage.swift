@@ -64,7 +64,7 @@ struct FindPage {
 
     private static func lines(_ text: String) -> HTML {
         let lines = text.split(separator: "\n", omittingEmptySubsequences: false).map {
-            HTML.message(String($0)) + "\n"
+            "\(String($0))\n" as HTML
         }
         return "<pre>\(lines)</pre>"
     }

@@ -21,7 +21,7 @@ final class PageLookups: Sendable {
 
     /// The most pages that wait to be read; further clients get 503.
     static let most = 3
-    /// A silent server is given up before the client is.
+    /// The wait for a silent server ends before the client's.
     private static let silence: Duration = .seconds(8)
 
     /// Ring it to end `run`.

@@ -99,12 +99,13 @@ import Testing
         let usual = ["--format", "csv", "--topic", "t", "--feedback"]
         let text = """
             token,timestamp,reason
-            aa,1500000000,
+            aa,1500000000,Unregistered
             bb,1600000000123,Unregistered
             cc,2025-01-01,BadDeviceToken
             dd,2025-01-01,TooManyRequests
-            ee,,
-            ff,0,
+            ee,,Unregistered
+            ff,0,Unregistered
+            ab,1600000000,
 
             """
         let read = try ImportedText(text, usual)
@@ -118,7 +119,11 @@ import Testing
             read.refused == [
                 "6 the timestamp is missing; see --as-of",
                 "7 the time is before 2008, when APNs did not exist: \"0\"",
+                "8 the reason is empty: APNs may have accepted the push",
             ])
+        let log = "token,timestamp,status\naa,1500000000,200\nbb,1500000000,410\n"
+        #expect(throws: (any Error).self) { try ImportedText(log, usual) }
+        #expect(try ImportedText(log, usual + ["--filter", "status=410"]).rows.count == 1)
         #expect(read.details.contains("  skipped 1: reason TooManyRequests: says nothing about the token"))
         let given = try ImportedText("token\naa\n", usual + ["--as-of", "2025-01-01"])
         #expect(given.rows.count == 1 && given.rows[0].contains("1735689600000"))

@@ -53,9 +53,10 @@ struct ColumnMapping: Equatable {
 
     /// The columns that may be read, each with its use.
     var uses: [(column: String, use: ColumnUse)] {
-        var uses = fields.compactMap { field in
-            (named[field] ?? (field.isFoundByName ? field.name : "")).isEmpty
-                ? nil : (column: named[field] ?? field.name, use: ColumnUse(field: field))
+        var uses: [(column: String, use: ColumnUse)] = fields.compactMap { field in
+            let isOfOther = named[field] == nil && named.values.contains(field.name)
+            let column = named[field] ?? (field.isFoundByName && !isOfOther ? field.name : "")
+            return column.isEmpty ? nil : (column: column, use: ColumnUse(field: field))
         }
         for (index, filter) in filters.enumerated() {
             if let same = uses.firstIndex(where: { $0.column == filter.column }) {
@@ -84,6 +85,11 @@ struct ColumnMapping: Equatable {
         }
         for (index, filter) in filters.enumerated() {
             try Self.check(uses.count { $0?.filter == index }, filter.column, "--filter", header)
+        }
+        if fields.contains(.timestamp), header.contains("status"), !filters.contains(where: { $0.column == "status" }) {
+            throw ImportProblem(
+                "the header has a column \"status\", so the rows may be responses of all kinds: take those that are feedback, as in --filter status=410"
+            )
         }
         let tokens = uses.count { $0?.field == .token }
         guard tokens == 1 else {
