@@ -262,8 +262,10 @@ WITH latest AS (
 ), waiting AS MATERIALIZED (
     SELECT l.counted AS requests, l.as_of FROM tokenkeeper.look_at_rows('send_request') AS l
 ), in_campaigns AS (
-    -- A batch that has ended is deleted. What has moved to send_request is counted there.
-    SELECT coalesce(sum(b.requests - bit_count(b.ended)), 0)::bigint AS requests FROM tokenkeeper.campaign_batch AS b
+    -- A batch that has ended is deleted. What is tried again has moved to send_request.
+    SELECT coalesce(sum(b.requests - bit_count(b.ended)), 0)::bigint
+           + (SELECT count(*) FROM (SELECT FROM tokenkeeper.send_request AS r WHERE r.campaign_id IS NOT NULL LIMIT 10000) AS r) AS requests
+    FROM tokenkeeper.campaign_batch AS b
 ), due AS (
     SELECT CASE WHEN pg_relation_size('tokenkeeper.send_request') <= 4194304
                 THEN (SELECT min(coalesce(r.scheduled_at, r.queued_at)) FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL)
@@ -578,7 +580,7 @@ COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that reported with
 COMMENT ON COLUMN tokenkeeper.status.held IS 'As rejected, for held_result.';
 COMMENT ON COLUMN tokenkeeper.status.requests IS
     'Requests that wait or are in flight: campaign_requests, and those of send_request that are of no campaign, counted up to 10000 as rejected is.';
-COMMENT ON COLUMN tokenkeeper.status.campaign_requests IS 'The requests of campaigns that were addressed and have not ended.';
+COMMENT ON COLUMN tokenkeeper.status.campaign_requests IS 'The requests of campaigns that were addressed and have not ended. Of those that are tried again, 10000 are counted.';
 COMMENT ON COLUMN tokenkeeper.status.results_per_second IS
     'Results that the running daemons recorded per second, between their last two heartbeats: some five seconds. Null if none runs.';
 COMMENT ON COLUMN tokenkeeper.status.registrations_per_second IS 'As results_per_second, for registrations and logouts that went through the queue.';
