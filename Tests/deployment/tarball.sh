@@ -20,9 +20,11 @@ tarball_without_libraries() {
         "root 755 root 644 "
 }
 
+restarted() { [ "$(main_pid)" != 0 ] && [ "$(main_pid)" != "$1" ]; }
+
 # As docs/how-to/special-installations.md says, with systemd and PostgreSQL.
 tarball_on_the_machine() {
-    local name command commands
+    local name command commands before
     name=$(basename "$tarball")
     write "/root/$name" <"$tarball"
     mapfile -t commands < <(awk '/tar xzf/ { inside = 1 } /```/ { inside = 0 } inside' "$here/../../docs/how-to/special-installations.md" | sed 's/^ *//; s/ *#.*//')
@@ -41,11 +43,14 @@ tarball_on_the_machine() {
     await "and drains" all_recorded
     show "as the program of the tarball" is "$(inside readlink "/proc/$(main_pid)/exe")" /usr/local/bin/tokenkeeperd
     show "it reloads" inside systemctl reload tokenkeeperd
-    inside systemctl stop tokenkeeperd
+    before=$(main_pid)
+    inside "/root/${name%.tar.gz}/install" >"$work/out"
+    await "installed again, it restarts" restarted "$before"
     inside "/root/${name%.tar.gz}/install" --remove >"$work/out"
+    show "removed, it does not run" is "$(inside systemctl is-active tokenkeeperd || true)" inactive
     command=$(sed -n 's/.*to remove them: //p' "$work/out")
     inside sh -c "$command"
-    inside rm -rf "/root/${name%.tar.gz}" "/root/$name" /run/tokenkeeperd
+    inside rm -rf "/root/${name%.tar.gz}" "/root/$name"
     ours >"$work/after"
     show "removed, it leaves no file of ours" diff "$work/before" "$work/after"
     inside sudo -u postgres psql -Xqc 'DROP DATABASE push'
