@@ -17,9 +17,9 @@ public struct Timing: Sendable {
 
     // MARK: The connection
 
-    /// The pause before a lost connection is made again. It doubles each time.
     /// How soon to look again at a schema that does not fit.
     public var unfitSchema: Duration { of(.seconds(3)) }
+    /// The pause before a lost connection is made again. It doubles each time.
     public var reconnect: Backoff { Backoff(from: of(.milliseconds(250)), to: of(.seconds(5))) }
 
     /// The drain says in the log that PostgreSQL has not answered for this long. Its statements take milliseconds, and waits for locks end

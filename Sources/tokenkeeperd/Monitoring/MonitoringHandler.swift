@@ -28,6 +28,7 @@ final class MonitoringHandler: ChannelInboundHandler {
     private let forms: Set<String>
     private let pages: MonitoringServer.Pages
     private var request: HTTPRequestHead?
+    private var isComplete = false
     private var body = ByteBuffer()
 
     init(_ answered: NIOLoopBoundBox<Int>, _ forms: Set<String>, _ pages: @escaping MonitoringServer.Pages) {
@@ -37,11 +38,14 @@ final class MonitoringHandler: ChannelInboundHandler {
     }
 
     func channelRead(context: ChannelHandlerContext, data: NIOAny) {
+        // A client that sends its next request at once gets no response to it.
+        guard !isComplete else { return }
         switch unwrapInboundIn(data) {
-        case .head(let head): request = request ?? head
+        case .head(let head): request = head
         case .body(var part): body.writeBuffer(&part)
         case .end:
             guard let request else { return }
+            isComplete = true
             answer(request, context)
         }
     }
@@ -103,9 +107,14 @@ final class MonitoringHandler: ChannelInboundHandler {
         let hosts = request.headers["host"]
         let asked = MonitoringRequest(
             path: path, host: hosts.isEmpty ? nil : hosts.joined(separator: ","),
-            isLocal: Self.isLocal(context.channel.remoteAddress),
+            isLocal: Self.isLocal(context.channel.remoteAddress) && !Self.isForwarded(request),
             form: isForm ? String(buffer: body) : nil)
         return pages(asked) ?? .now(MonitoringPage(status: .notFound, text: "there is /metrics, /live and /ready\n"))
+    }
+
+    /// Whether a proxy on this machine passes a request on, for a client elsewhere.
+    private static func isForwarded(_ request: HTTPRequestHead) -> Bool {
+        ["forwarded", "via", "x-forwarded-for", "x-real-ip"].contains { request.headers.contains(name: $0) }
     }
 
     /// Whether the client is on this machine: at a loopback address, or at a Unix socket.

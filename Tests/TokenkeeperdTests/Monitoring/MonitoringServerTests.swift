@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import Synchronization
 import TestThreads
 import Testing
 
@@ -16,6 +17,7 @@ import Testing
             case "/later":
                 .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
             case "/never": .later { _ in }
+            case "/local": .now(MonitoringPage(text: "local: \(request.isLocal)\n"))
             default: nil
             }
         }
@@ -105,6 +107,28 @@ import Testing
         #expect(try get(port).hasPrefix("HTTP/1.1 200 "))
         #expect(try get(port, "GET /later HTTP/1.1").hasPrefix("HTTP/1.1 200 "))
         withExtendedLifetime(waiting) {}
+    }
+
+    @Test func `a request that a proxy on this machine passes on is not this machine's`() throws {
+        let (server, port) = try start()
+        defer { server.stop() }
+        #expect(try get(port, "GET /local HTTP/1.1").hasSuffix("\r\n\r\nlocal: true\n"))
+        for header in ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"] {
+            #expect(try get(port, "GET /local HTTP/1.1\r\n\(header): b").hasSuffix("local: false\n"), "\(header)")
+        }
+    }
+
+    @Test func `of requests that are sent at once, only the first is answered`() throws {
+        let asked = Mutex(0)
+        let server = try MonitoringServer(.tcp(host: "127.0.0.1", port: 0), life: .seconds(600)) { _ in
+            asked.withLock { $0 += 1 }
+            return .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
+        }
+        defer { server.stop() }
+        let client = try PlainClient("127.0.0.1", try #require(server.port))
+        client.send(String(repeating: "GET /later HTTP/1.1\r\nHost: a\r\n\r\n", count: 50))
+        #expect(client.read().hasSuffix("\r\n\r\nlater\n"))
+        #expect(asked.withLock { $0 } == 1)
     }
 
     @Test func `one connection too many ends the oldest, and is served`() throws {
