@@ -134,6 +134,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.attachment_statements(regclass, text, jsonb),
     tokenkeeper.attachment_findings(regclass, text),
     tokenkeeper.expression_warnings(regclass, jsonb, jsonb),
+    tokenkeeper.owner_warning(regclass, text),
     tokenkeeper.sample_rows(regclass, jsonb),
     tokenkeeper.finds_by_index(regclass, jsonb),
     tokenkeeper.has_one_token_per_device(text),

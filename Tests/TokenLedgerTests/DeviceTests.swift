@@ -483,9 +483,14 @@ import Testing
         try app.execute("SELECT tokenkeeper.register('aa', 't', device_id => '\(uuid)')")
         try app.execute("SELECT tokenkeeper.register('bb', 't', device_id => '\(uuid.lowercased())')")
         #expect(try app.scalar("SELECT tokenkeeper.tag('t', device_id => '\(uuid)', add => '{x}')") == "1")
-        let nobody = ["00000000-0000-0000-0000-000000000000", "0000", "null", "(null)", "Unknown", "undefined", "nil"]
+        let nobody = [
+            "00000000-0000-0000-0000-000000000000", "0000", "null", "(null)", "Unknown", "undefined", "nil",
+            "ffffffff-FFFF-ffff-ffff-ffffffffffff", "{00000000-0000-0000-0000-000000000000}", "\\N", "  ", "N/A",
+            "#n/a", "NaN",
+            "[object Object]",
+        ]
         for (number, name) in nobody.enumerated() {
-            try app.execute("SELECT tokenkeeper.register('c\(number)', 't', device_id => '\(name)')")
+            try app.execute("SELECT tokenkeeper.register('c\(String(number, radix: 16))', 't', device_id => '\(name)')")
         }
         // It keeps the device that is known.
         try app.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'unknown')")

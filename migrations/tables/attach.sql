@@ -62,32 +62,50 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_findings(regclass, text) IS 'Internal, for attach: what prevents attaching a table, apart from its expressions.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.owner_warning(attached regclass, expression text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $body$
+    WITH columns AS (
+        SELECT quote_ident(a.attname) AS name, replace(lower(a.attname COLLATE "C"), '_', '') AS plain,
+               a.attname COLLATE "C" = ANY (regexp_split_to_array(expression COLLATE "C", '[^A-Za-z0-9_]+')) AS is_used
+        FROM pg_attribute AS a WHERE a.attrelid = attached AND a.attnum > 0 AND NOT a.attisdropped
+    )
+    -- User 5 and admin 5; object 5 of each content type; user 5 of each tenant.
+    SELECT CASE WHEN o.name IS NOT NULL
+                THEN format('user_id: the table also has %1$s. If two owners can have one number, they would be one user; then write $$%1$s || '':'' || %2$s$$', o.name, expression)
+                WHEN expression COLLATE "C" ~* 'coalesce' AND (SELECT count(*) > 1 FROM columns AS c WHERE c.is_used)
+                THEN 'user_id: it takes one of several columns. Two owners with one number would be one user; write the kind before it, such as ''admin:'' || admin_id' END
+    FROM (SELECT) AS nothing LEFT JOIN LATERAL (
+        SELECT k.name FROM columns AS k JOIN columns AS u ON u.is_used
+        WHERE NOT k.is_used AND (k.plain = regexp_replace(u.plain, 'id$', '') || 'type' OR u.plain = 'objectid' AND k.plain IN ('contenttypeid', 'contenttype')
+                                 OR k.plain IN ('tenantid', 'tenant', 'orgid', 'organizationid', 'organisationid', 'workspaceid', 'realmid'))
+        ORDER BY k.name LIMIT 1) AS o ON true
+$body$;
+COMMENT ON FUNCTION tokenkeeper.owner_warning(regclass, text) IS
+    'Internal, for attach: a warning if the expression of user_id may make one user of several owners; otherwise null.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.expression_warnings(attached regclass, arguments jsonb, plan jsonb) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $body$
 DECLARE
     moment text := arguments ->> 'registered_at';
-    owner_type text;
+    owner_warning text := tokenkeeper.owner_warning(attached, arguments ->> 'user_id');
 BEGIN
     IF moment IS NULL THEN
         RETURN NEXT 'registered_at is missing: all registrations of the table count as 1970. A token that APNs has declared invalid becomes active again '
             'only when the application calls register';
     ELSIF moment COLLATE "C" ~* '(updat|modif|chang|auto_now|mtime|synced)' THEN
         RETURN NEXT format('registered_at: does something else than a registration change %s? Then any save makes dead tokens active again', moment);
-    ELSIF moment COLLATE "C" ~* '(creat|insert|joined)' THEN
+    ELSIF moment COLLATE "C" ~* '(creat|insert|joined|added|first)' THEN
         RETURN NEXT format('registered_at: does %s change when a device registers its token again? If not, a dead token stays dead after that', moment);
     END IF;
-    -- user 5 and admin 5.
-    SELECT a.attname INTO owner_type FROM pg_attribute AS a
-    WHERE a.attrelid = attached AND a.attnum > 0 AND NOT a.attisdropped AND NOT (plan -> 'columns') ? a.attname::text
-      AND a.attname COLLATE "C" = regexp_replace(arguments ->> 'user_id' COLLATE "C", '_id$', '') || '_type';
-    IF FOUND THEN
-        RETURN NEXT format('user_id: the table also has %I. Two owners with one number would be one user; write $$%I || '':'' || %s$$', owner_type, owner_type,
-                           arguments ->> 'user_id');
+    IF owner_warning IS NOT NULL THEN
+        RETURN NEXT owner_warning;
     END IF;
     IF plan -> 'facts' ->> 'tags' LIKE 'CASE WHEN (%' THEN
-        RETURN NEXT format('tags: the text of %s is one tag. For a list, write $$string_to_array(%1$s, '','')$$', arguments ->> 'tags');
+        RETURN NEXT format('tags: the text of %s is one tag. For a list, write $$string_to_array(%1$s, '','')$$, or $$(%1$s)::jsonb$$ if it is JSON', arguments ->> 'tags');
     END IF;
     IF plan ->> 'on_delete' = 'ignore' AND EXISTS (
         SELECT FROM pg_constraint AS c WHERE c.conrelid = attached AND c.contype = 'f' AND c.confdeltype = 'c') THEN
@@ -101,8 +119,9 @@ BEGIN
         RETURN NEXT format('%s is unlogged: after a crash it is empty', attached);
     END IF;
     IF jsonb_array_length(plan -> 'key_columns') = 0 THEN
-        RETURN NEXT 'the table has no primary key, and no unique key of columns that are NOT NULL and have types of PostgreSQL itself (citext is none): it cannot be '
-            'backfilled or checked';
+        RETURN NEXT format('the table has no primary key, and no unique key of columns that are NOT NULL and have types of PostgreSQL itself (citext is none); one that is '
+            'DEFERRABLE does not count. So it cannot be backfilled or checked. Before you attach it, run, for example: ALTER TABLE %s ADD COLUMN row_number bigint '
+            'GENERATED ALWAYS AS IDENTITY PRIMARY KEY;', attached);
     END IF;
 END
 $body$;
@@ -134,6 +153,12 @@ BEGIN
     IF fails THEN
         RETURN;
     END IF;
+    IF plan -> 'facts' ->> 'tags' LIKE 'tokenkeeper.tags_of(%' THEN
+        RETURN QUERY EXECUTE format($sql$
+            SELECT 'warning', format('tags: %%s rows have JSON that is no array (%%s), and so no tags', count(*), string_agg(DISTINCT t.found, ', '))
+            FROM (SELECT %s AS found FROM (SELECT * FROM %s LIMIT 10000) AS r) AS t WHERE t.found NOT IN ('array', 'null') HAVING count(*) > 0 $sql$,
+            regexp_replace(plan -> 'facts' ->> 'tags', '^tokenkeeper[.]tags_of', 'jsonb_typeof'), attached);
+    END IF;
     RETURN QUERY EXECUTE format($sql$
         WITH read (row_key, counts, is_out, spelled, %5$s) AS MATERIALIZED (
             SELECT %1$s, (%2$s) IS TRUE, (%6$s) IS TRUE, %7$s, %3$s FROM (SELECT * FROM %4$s LIMIT 10000) AS r
@@ -150,16 +175,22 @@ BEGIN
         UNION ALL SELECT 'warning', format('token: %%s rows of %%s have no device token, such as %%s', count(*) - count(parsed), count(*),
                    (array_agg(concat_ws(': ', 'row ' || row_key, tokenkeeper.token_fault(token)) ORDER BY n) FILTER (WHERE parsed IS NULL))[1])
             FROM (SELECT c.*, row_number() OVER () AS n, tokenkeeper.parse_token(token) AS parsed FROM counted AS c) AS t HAVING count(*) > count(parsed)
-        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s are in the future or before 2009. Are these the right zone and unit?', count(*), total)
+        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s are in the future or before 2008. Are these the right zone and unit?', count(*), total)
             FROM (SELECT registered_at, count(*) OVER () AS total FROM counted) AS t
-            WHERE registered_at > clock_timestamp() + interval '10 minutes' OR registered_at > 'epoch' AND registered_at < '2009-01-01' GROUP BY total
-        UNION ALL SELECT 'warning', format('token: they have %%s lengths. Is this the token that the device has sent, and not an encrypted one?',
-                                           count(DISTINCT length(token))) FROM counted HAVING count(DISTINCT length(token)) > 3
+            WHERE registered_at > clock_timestamp() + interval '10 minutes' OR registered_at > 'epoch' AND registered_at < '2008-01-01' GROUP BY total
+        UNION ALL SELECT 'warning', format('token: they have %%s lengths, most of them %%s digits. Tokens of apps have 64. Is this the token that the device has sent, and '
+                                           'not an encrypted one or another id?', count(DISTINCT length(token)), mode() WITHIN GROUP (ORDER BY length(token)))
+            FROM counted WHERE tokenkeeper.parse_token(token) IS NOT NULL
+            HAVING count(DISTINCT length(token)) > 3 OR count(*) >= 20 AND mode() WITHIN GROUP (ORDER BY length(token)) <> 64
+        UNION ALL SELECT 'warning', format('filter: it leaves out all of %%s rows with a token', count(*)) FROM read WHERE spelled <> ''
+            HAVING bool_and(NOT counts AND NOT is_out)
+        UNION ALL SELECT 'warning', format('logged_out: %%s of %%s rows are logged out. Is this the flag of those that are active?', count(*) FILTER (WHERE is_out), count(*))
+            FROM read WHERE counts OR is_out HAVING count(*) FILTER (WHERE is_out) > 5 AND count(*) FILTER (WHERE is_out) * 2 > count(*)
         UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s have the same, %%s, so that none of them supersedes another', n, total, registered_at)
             FROM (SELECT registered_at, count(*) AS n, sum(count(*)) OVER () AS total FROM counted GROUP BY 1 ORDER BY 2 DESC LIMIT 1) AS t
             WHERE n > 20 AND n * 10 > total AND registered_at > 'epoch'
         UNION ALL SELECT * FROM (SELECT 'warning', format('device_id: %%L has %%s tokens. Is this the id of one device?', device_id, count(*))
-            FROM counted WHERE device_id <> '' GROUP BY device_id HAVING count(*) > 20 ORDER BY count(*) DESC LIMIT 1) AS t
+            FROM counted WHERE tokenkeeper.device_name(device_id) <> '' GROUP BY device_id HAVING count(*) >= 8 ORDER BY count(*) DESC LIMIT 1) AS t
         $sql$, tokenkeeper.key_text(ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'))), tokenkeeper.fact_test(plan -> 'facts'),
         tokenkeeper.fact_list(plan -> 'facts'), attached, tokenkeeper.fact_columns(), tokenkeeper.logged_out_test(plan -> 'facts'),
         plan -> 'facts' ->> 'token');

@@ -69,14 +69,15 @@ BEGIN
         SELECT CASE WHEN count(*) = 1 OR bool_or(f.rank = 1) THEN (array_agg(f.source_id ORDER BY f.rank))[1] END FROM (
             SELECT a.source_id, CASE WHEN a.name = wanted THEN 1 ELSE 2 END AS rank
             FROM tokenkeeper.attachment AS a LEFT JOIN pg_class AS c ON c.oid = a.table_id LEFT JOIN pg_roles AS o ON o.rolname = a.attached_by
-            WHERE (a.name = wanted OR a.table_id = of_table OR right(a.name, length(wanted) + 1) = '.' || wanted)
+            -- By the table, only one that was given no name: a name that was given has no dot.
+            WHERE (a.name = wanted OR a.table_id = of_table AND strpos(a.name, '.') > 0 OR right(a.name, length(wanted) + 1) = '.' || wanted)
               -- Nobody hides an attachment of others by its name. A table that was dropped has no owner.
               AND pg_has_role(session_user, coalesce(c.relowner, o.oid), 'MEMBER')) AS f);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attachment_named(text) IS
-    'Internal: the source_id of the attachment of that name, or of the only one of the table of that name; without a schema if that is unambiguous. Null if '
-    'there is none.';
+    'Internal: the source_id of the attachment of that name, or of the one of the table of that name that was given no name; without a schema if that is '
+    'unambiguous. Null if there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.raise_not_attached(name text) RETURNS void
 LANGUAGE plpgsql STABLE

@@ -30,6 +30,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     found_table pg_class;
+    misfit text := tokenkeeper.expressions_fault(this);
 BEGIN
     SELECT c.* INTO found_table FROM pg_class AS c WHERE c.oid = this.table_id;
     IF NOT FOUND THEN
@@ -49,6 +50,9 @@ BEGIN
         RAISE EXCEPTION 'table % has no key%s by which its rows could be read', this.table_name, coalesce(' (' || nullif(array_to_string(this.key_columns, ', '), '') || ')', '')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Add a primary key, detach the table and attach it again.';
     END IF;
+    IF misfit IS NOT NULL THEN
+        RAISE EXCEPTION 'table % has changed: %', this.table_name, misfit USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF found_table.relforcerowsecurity THEN
         RAISE EXCEPTION 'row-level security is forced on %, so not all rows can be seen', this.table_name USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -56,7 +60,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_readable(tokenkeeper.attached_table) IS
     'Internal: raises 42501 as check_owner_session, and 22023 if the rows of the table cannot be read: it is gone, has another name or owner, lacks its key, '
-    'or row-level security is forced.';
+    'a column or a value of an enum, or row-level security is forced.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.estimated_rows(of_table regclass) RETURNS bigint
 LANGUAGE sql STABLE
@@ -216,7 +220,7 @@ COMMENT ON FUNCTION tokenkeeper.advance_backfill(bigint, text, bigint, boolean) 
     'have made.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.backfill_next(
-    source_id bigint, max_rows integer DEFAULT 1000, OUT rows bigint, OUT queued bigint, OUT unreadable bigint, OUT failed bigint, OUT finished boolean)
+    source_id bigint, max_rows integer DEFAULT 1000, OUT rows bigint, OUT queued bigint, OUT logouts bigint, OUT unreadable bigint, OUT failed bigint, OUT finished boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -256,11 +260,11 @@ BEGIN
                     WHERE p.is_out AND o.token = p.token AND o.topic = p.topic AND o.environment = p.environment LIMIT 1) AS o ON true
                 WHERE p.is_out AND o.has_it IS NULL RETURNING 1
             )
-            SELECT count(*), (SELECT count(*) FROM registered) + (SELECT count(*) FROM lost),
+            SELECT count(*), (SELECT count(*) FROM registered) + (SELECT count(*) FROM lost), (SELECT count(*) FROM lost),
                    count(*) FILTER (WHERE (p.registers OR p.is_out) AND tokenkeeper.parse_token(p.token) IS NULL), (array_agg(p.row_key))[count(*)]
             FROM page AS p $sql$,
             tokenkeeper.fact_columns(), page, tokenkeeper.other_row(this.table_id::text, this.facts, 'p.spelled', 'p.token'))
-        INTO rows, queued, unreadable, reached USING backfill_next.max_rows, backfill_next.source_id;
+        INTO rows, queued, logouts, unreadable, reached USING backfill_next.max_rows, backfill_next.source_id;
         failed := 0;
     EXCEPTION WHEN OTHERS OR assert_failure THEN
         IF NOT tokenkeeper.may_be_of_a_row(SQLSTATE) THEN
@@ -268,12 +272,12 @@ BEGIN
         END IF;
         -- An expression fails for one of these rows: then fewer at once, and in the end only that one is passed over.
         IF backfill_next.max_rows > 1 THEN
-            SELECT n.* INTO rows, queued, unreadable, failed, finished FROM tokenkeeper.backfill_next(backfill_next.source_id, backfill_next.max_rows / 2) AS n;
+            SELECT n.* INTO rows, queued, logouts, unreadable, failed, finished FROM tokenkeeper.backfill_next(backfill_next.source_id, backfill_next.max_rows / 2) AS n;
             RETURN;
         ELSIF tokenkeeper.fails_without_rows(page) THEN
             RAISE;
         END IF;
-        SELECT 1, 0, 0, 1, tokenkeeper.next_key(this, here.position) INTO rows, queued, unreadable, failed, reached;
+        SELECT 1, 0, 0, 0, 1, tokenkeeper.next_key(this, here.position) INTO rows, queued, logouts, unreadable, failed, reached;
         PERFORM tokenkeeper.note_attachment_failure(this.source_id, SQLSTATE, NULL);
     END;
     finished := rows < backfill_next.max_rows;
@@ -283,7 +287,7 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
     'Queues the next rows of a backfill, in the order of the table''s key, and in the same transaction records how far it has come, so each row is queued '
     'exactly once: as a registration at its registered_at, or as a logout unless another row has the token. Returns how many rows it read (at most max_rows, '
-    '1 to 100000) and queued; of these, how many tokens are unreadable (the daemon rejects them); and for how many rows an expression failed (skipped, and '
+    '1 to 100000) and queued; of these, how many are logouts, and how many tokens are unreadable (the daemon rejects them); and for how many rows an expression failed (skipped, and '
     'counted in attachment.failures). Needs a session of the table''s owner. Raises 42501 as check_owner_session; 22023 unless the source is an unfinished '
     'backfill.';
 

@@ -80,6 +80,26 @@ COMMENT ON FUNCTION tokenkeeper.detach(text) IS
     'what it knows, and queued rows are applied. name: the attachment or its table. Run it as the owner of the table, also after the table was dropped. '
     'Raises 22023 if there is no such attachment.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.expressions_fault(this tokenkeeper.attached_table) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(
+        (SELECT 'columns were dropped, or have other names now: ' || string_agg(c.name, ', ' ORDER BY c.name) FROM unnest(this.columns || this.key_columns) AS c (name)
+         WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = this.table_id AND a.attname = c.name COLLATE "C" AND NOT a.attisdropped)),
+        -- The expressions are stored as text, in which PostgreSQL writes a value of an enum as 'value'::schema.type.
+        (SELECT format('values of %s were renamed: %s', string_agg(DISTINCT m[2], ', '), string_agg(DISTINCT m[1], ', '))
+         FROM jsonb_each_text(this.facts) AS f
+         CROSS JOIN LATERAL regexp_matches(f.value COLLATE "C", $re$('(?:[^']|'')*')::((?:"[^"]+"|[a-z0-9_$]+)[.](?:"[^"]+"|[a-z0-9_$]+))$re$, 'g') AS m
+         -- By name: a look-up as regtype needs rights to the schema.
+         JOIN pg_type AS t ON t.typtype = 'e' JOIN pg_namespace AS n ON n.oid = t.typnamespace AND format('%I.%I', n.nspname, t.typname) COLLATE "C" = m[2]
+         WHERE NOT EXISTS (SELECT FROM pg_enum AS e WHERE e.enumtypid = t.oid AND quote_literal(e.enumlabel) = m[1] COLLATE "C")
+         HAVING count(*) > 0)
+    ) || '; detach the table and attach it again'
+$$;
+COMMENT ON FUNCTION tokenkeeper.expressions_fault(tokenkeeper.attached_table) IS
+    'Internal: why the expressions of an attachment no longer fit its table: a column or a value of an enum has another name. Null if they do.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.attachment_fault(this tokenkeeper.attached_table) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -113,12 +133,9 @@ BEGIN
     IF problem IS NOT NULL THEN
         RETURN 'a function was replaced or dropped, is not SECURITY DEFINER, or belongs to another role than the table: ' || problem || '; detach the table and attach it again';
     END IF;
-    SELECT string_agg(c.name, ', ' ORDER BY c.name) INTO problem FROM unnest(this.columns || this.key_columns) AS c (name)
-    WHERE NOT EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = this.table_id AND a.attname = c.name COLLATE "C" AND NOT a.attisdropped);
-    IF problem IS NOT NULL THEN
-        RETURN 'columns were dropped, or have other names now: ' || problem || '; detach the table and attach it again';
-    END IF;
+    problem := tokenkeeper.expressions_fault(this);
     RETURN CASE
+        WHEN problem IS NOT NULL THEN problem
         WHEN this.table_name <> tokenkeeper.full_name(this.table_id) THEN 'the table has another name now; detach it and attach it again'
         WHEN NOT has_schema_privilege(found_table.relowner, 'tokenkeeper', 'USAGE')
             OR NOT has_column_privilege(found_table.relowner, 'tokenkeeper.registration', 'source_id', 'INSERT')

@@ -11,9 +11,13 @@ AS $$
         WHEN tree COLLATE "C" ~ ':varattno 0 ' THEN 'it refers to the whole row, expected columns'
         WHEN tree COLLATE "C" ~ ':varattno -' THEN 'it refers to a system column, which a trigger does not see'
         WHEN tree COLLATE "C" ~ '{NEXTVALUEEXPR' THEN 'it takes a number from a sequence'
-        ELSE (SELECT 'it calls ' || string_agg(DISTINCT p.proname, ', ') || ', which is volatile: it may return something else for the same row'
+        -- Many of PostgreSQL's own are stable because of a session's settings, which are fixed here.
+        ELSE (SELECT format('it calls %s, which %s not immutable: it may return something else for the same row, or read another table, whose changes fire no trigger here',
+                            string_agg(DISTINCT p.proname, ', '), CASE WHEN count(DISTINCT p.proname) = 1 THEN 'is' ELSE 'are' END)
               FROM regexp_matches(tree COLLATE "C", ':(?:funcid|opfuncid|hashfuncid|negfuncid) ([0-9]+)', 'g') AS m
-              JOIN pg_proc AS p ON p.oid = m[1]::oid AND p.provolatile = 'v') END
+              JOIN pg_proc AS p ON p.oid = m[1]::oid
+               AND (p.provolatile = 'v' OR p.provolatile = 's' AND p.pronamespace NOT IN ('pg_catalog'::regnamespace, 'tokenkeeper'::regnamespace))
+              HAVING count(*) > 0) END
 $$;
 COMMENT ON FUNCTION tokenkeeper.expression_fault(text) IS
     'Internal: why a trigger cannot evaluate an expression; null if it can. tree is the rule of a view with the expression.';
@@ -88,8 +92,8 @@ BEGIN
 EXCEPTION
     WHEN undefined_column OR undefined_table THEN
         fault := SQLERRM || coalesce(
-            (SELECT '; the table has ' || string_agg(quote_literal(a.attname), ', ') FROM pg_attribute AS a
-             WHERE a.attrelid = attached AND lower(a.attname COLLATE "C") = lower(btrim(said, '"')) AND a.attnum > 0 AND NOT a.attisdropped),
+            (SELECT '; the table has ' || string_agg(quote_ident(a.attname), ', ') FROM pg_attribute AS a
+             WHERE a.attrelid = attached AND lower(a.attname COLLATE "C") = lower(coalesce(substring(SQLERRM COLLATE "C" FROM '"(?:[^".]*[.])?([^".]+)"'), btrim(said, '"'))) AND a.attnum > 0 AND NOT a.attisdropped),
             CASE WHEN said ~ '^[A-Za-z0-9_]+[.][A-Za-z0-9_]+$' THEN '; a column is written without its table' ELSE '' END
             || CASE WHEN said ~ '^[A-Za-z0-9._-]+$' THEN '; a constant is written as in SQL: ' || quote_literal(quote_literal(said)) ELSE '' END);
     WHEN insufficient_privilege OR feature_not_supported OR syntax_error_or_access_rule_violation OR data_exception OR invalid_cursor_definition THEN
@@ -150,7 +154,9 @@ RETURN format('is of type %s, expected ', type) || CASE
     WHEN fact IN ('topic', 'environment') THEN format('text. If it is the number of an app, write $$CASE %s WHEN 1 THEN %L END$$', given,
         CASE fact WHEN 'topic' THEN 'com.example.app' ELSE 'production' END)
     WHEN fact = 'token' THEN 'text or bytea'
-    WHEN fact IN ('filter', 'logged_out') THEN format('boolean, such as $$%s IS NOT NULL$$', given)
+    WHEN fact IN ('filter', 'logged_out') THEN 'boolean, such as ' || (
+        SELECT format(CASE b.typcategory WHEN 'N' THEN '$$%s <> 0$$' WHEN 'D' THEN '$$%s IS NOT NULL$$' ELSE '$$%s = ''revoked''$$' END, given)
+        FROM pg_type AS b WHERE b.oid = tokenkeeper.base_type(type))
     WHEN fact = 'tags' THEN 'text[], or a JSON array'
     ELSE 'one value' END;
 COMMENT ON FUNCTION tokenkeeper.type_fault(text, text, regtype) IS

@@ -18,6 +18,8 @@ public struct Backfill: Sendable {
     public struct Batch: Equatable, Sendable {
         public var rows: Int64 = 0
         public var queued: Int64 = 0
+        /// How many of the queued rows are logouts.
+        public var logouts: Int64 = 0
         /// How many of the queued rows have a token that cannot be read. The daemon rejects them.
         public var unreadable: Int64 = 0
         /// For how many rows an expression fails. They are passed over.
@@ -29,6 +31,7 @@ public struct Backfill: Sendable {
         public static func += (total: inout Batch, part: Batch) {
             total.rows += part.rows
             total.queued += part.queued
+            total.logouts += part.logouts
             total.unreadable += part.unreadable
             total.failed += part.failed
             total.isFinished = part.isFinished
@@ -71,12 +74,13 @@ public struct Backfill: Sendable {
     public func next(_ rows: Int, on connection: inout Connection) throws(DatabaseError) -> Batch {
         try connection.transaction(Self.batch) { connection throws(DatabaseError) in
             try connection.query(
-                "SELECT rows, queued, unreadable, failed, finished FROM tokenkeeper.backfill_next($1, $2)",
+                "SELECT rows, queued, logouts, unreadable, failed, finished FROM tokenkeeper.backfill_next($1, $2)",
                 [.int8(sourceID), .int4(Int32(rows))]
             ).one { row throws(DatabaseError) in
                 var batch = Batch()
                 batch.rows = try row.read()
                 batch.queued = try row.read()
+                batch.logouts = try row.read()
                 batch.unreadable = try row.read()
                 batch.failed = try row.read()
                 batch.isFinished = try row.read()

@@ -265,9 +265,11 @@ extension Configuration {
             try work(&connection)
         } catch let error as DatabaseError {
             ConfigurationOptions.complain(error.description)
-            if error.sqlState == "42501" {
+            if let hint = error.hint {
+                ConfigurationOptions.complain(hint)
+            } else if error.sqlState == "42501" {
                 ConfigurationOptions.complain(
-                    error.hint ?? role.map { "this role lacks rights: the command needs the rights of \($0)" }
+                    role.map { "this role lacks rights: the command needs the rights of \($0)" }
                         ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
             throw ExitCode(ExitStatus.unavailable.rawValue)

@@ -43,7 +43,7 @@ import Testing
             ),
             (
                 "token => 'push_token', topic => 'bundle_id', \(rest), logged_out => 'logged_out_at < clock_timestamp()'",
-                "it calls clock_timestamp, which is volatile"
+                "it calls clock_timestamp, which is not immutable"
             ),
             ("token => 'push_token', topic => 'bundle_id', \(rest), filter => 'random() < 0.5'", "it calls random"),
             (
@@ -150,6 +150,46 @@ import Testing
         try devices.app("SELECT tokenkeeper.detach('app.devices')")
         #expect(try devices.app("SELECT count(*) FROM pg_proc WHERE pronamespace = 'app'::regnamespace") == "0")
         #expect(try devices.app("SELECT count(*) FROM tokenkeeper.attachment") == "0")
+    }
+
+    @Test func `a renamed column or value of an enum is a fault, and stops a backfill with what to do`() throws {
+        let devices = try AttachedDevices(
+            table: "app.devices (id bigserial PRIMARY KEY, push_token text, st app.st, last_seen timestamptz)",
+            first: "CREATE TYPE app.st AS ENUM ('on', 'it''s off')")
+        let source = try devices.attach(
+            arguments: "token => 'push_token', topic => $$'com.example.app'$$, logged_out => $$st = 'it''s off'$$")
+        let fault = "SELECT fault FROM tokenkeeper.check_attachments()"
+        #expect(try devices.database.psql(fault, user: "a_daemon") == "")
+        let backfill = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+        try devices.app("SELECT FROM tokenkeeper.backfill_next(\(backfill), 1)")
+        for (statement, expected) in [
+            ("ALTER TYPE app.st RENAME VALUE 'it''s off' TO 'off'", "values of app.st were renamed: 'it''s off'"),
+            (
+                "ALTER TABLE app.devices RENAME push_token TO token",
+                "columns were dropped, or have other names now: push_token"
+            ),
+        ] {
+            let backfill = try devices.app("SELECT source_id FROM tokenkeeper.begin_backfill('app.devices')")
+            try devices.app(statement)
+            let said = "\(expected); detach the table and attach it again"
+            #expect(try devices.database.psql(fault, user: "a_daemon") == said)
+            #expect(
+                failure { try devices.app("SELECT FROM tokenkeeper.backfill_next(\(backfill))") }.contains(said),
+                "\(source)")
+        }
+    }
+
+    @Test func `detach by the table's name leaves an attachment that was given a name`() throws {
+        let devices = try AttachedDevices()
+        try devices.attach()
+        try devices.app(
+            "SELECT FROM tokenkeeper.attach('app.devices', token => 'user_id::text', topic => $$'com.example.app.voip'$$, name => 'voip')"
+        )
+        try devices.app("SELECT tokenkeeper.detach('app.devices')")
+        #expect(
+            failure { try devices.app("SELECT tokenkeeper.detach('app.devices')") }.contains(
+                "is not attached under this name, but as voip"))
+        #expect(try devices.app("SELECT name FROM tokenkeeper.attachment") == "voip")
     }
 
     @Test func `a trigger function that is not SECURITY DEFINER is a fault`() throws {

@@ -24,7 +24,10 @@ struct BackfillRun {
         } catch {
             bar.finish()
             print(Self.text(total, of: backfill))
-            ConfigurationOptions.complain("the backfill stopped; continue with: \(Self.command(backfill.name))")
+            // What is wrong with the attachment or its table stays wrong.
+            if (error as? DatabaseError)?.sqlState != "22023" {
+                ConfigurationOptions.complain("the backfill stopped; continue with: \(Self.command(backfill.name))")
+            }
             throw error
         }
         bar.finish()
@@ -66,6 +69,7 @@ struct BackfillRun {
         var words =
             "queued \(counted(total.queued, "registration", "registrations")) of \(backfill.name) (source \(backfill.sourceID))"
         if backfill.resumes { words += " in this run" }
+        if total.logouts > 0 { words += "; \(counted(total.logouts, "of them is a logout", "of them are logouts"))" }
         let left = total.rows - total.queued - total.failed
         if left > 0 {
             words += "; \(counted(left, "row says", "rows say")) nothing: no token, or left out by the filter"
