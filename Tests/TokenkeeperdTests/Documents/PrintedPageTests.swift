@@ -46,7 +46,15 @@ import Testing
         Page(path: "README.md", elsewhere: ["sudo apt install -y": "Tests/deployment/run"]),
         Page(path: "CONTRIBUTING.md"), Page(path: "docs/troubleshooting.md"),
         Page(path: "docs/explanation/the-guard.md"), Page(path: "docs/reference/fake-apns.md"),
-        Page(path: "docs/tutorial.md"), Page(path: "docs/how-to/adopt.md"),
+        Page(path: "docs/tutorial.md"),
+        Page(
+            path: "docs/how-to/adopt.md",
+            situation: """
+                RESET ROLE; CREATE ROLE app_owner; GRANT CREATE ON DATABASE push TO pages; SET ROLE pages; CREATE SCHEMA shop;
+                CREATE TABLE shop.devices (id bigint PRIMARY KEY, push_token text, platform text, last_seen timestamp, device_uuid uuid,
+                    user_id bigint, deleted_at timestamp);
+                INSERT INTO shop.devices VALUES (1, '<aa01>', 'iOS', '2026-01-01', NULL, 5, NULL), (2, 'fcm:1', 'android', '2026-01-01', NULL, 5, NULL);
+                """),
         Page(path: "docs/reference/log-messages.md"),
         Page(path: "docs/how-to/ask-before-sending.md"),
         Page(
