@@ -25,7 +25,7 @@ struct BackfillRun {
             bar.finish()
             print(Self.text(total, of: backfill))
             // What is wrong with the attachment or its table stays wrong.
-            if (error as? DatabaseError)?.sqlState != "22023" {
+            if error.sqlState != "22023" {
                 ConfigurationOptions.complain("the backfill stopped; continue with: \(Self.command(backfill.name))")
             }
             throw error
