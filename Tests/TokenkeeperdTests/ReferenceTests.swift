@@ -40,7 +40,6 @@ import TokenModel
             "sender": catalog.text(of: "sender"), "app": catalog.text(of: "app"), "reader": catalog.text(of: "reader"),
             "operator": catalog.text(of: "operator"),
         ])
-        try ReferencePage("docs/reference/sql-internal.md").check(["daemon": catalog.text(of: "daemon")])
     }
 
     @Test func `events-and-states.md explains every word that the schema allows`() throws {
@@ -402,25 +401,16 @@ private struct Catalog: Decodable {
     /// The roles in the order of the pages: an object is described for the first one that may use it.
     private static let roles = ["sender", "app", "reader", "operator", "daemon", "monitor"]
 
-    /// The objects of a role. Of internal ones, only the names.
+    /// The objects of a role, without internal ones.
     func text(of role: String) -> String {
-        var text = ""
-        var hidden: [String] = []
-        for object in objects {
-            guard Self.roles.first(where: { one in object.grants.contains { $0.role == one } }) == role else {
-                continue
-            }
-            if object.isInternal {
-                if !hidden.contains("`\(object.name)`") { hidden.append("`\(object.name)`") }
-            } else {
-                text += object.result == nil ? relation(object, of: role) : function(object, of: role)
-            }
-        }
-        return hidden.isEmpty ? text : text + "Internal: \(hidden.joined(separator: ", ")).\n\n"
+        objects.filter { object in
+            !object.isInternal
+                && Self.roles.first { one in object.grants.contains { $0.role == one } } == role
+        }.map { $0.result == nil ? relation($0) : function($0, of: role) }.joined()
     }
 
     /// Columns that stand together and have no comment share a line.
-    private func relation(_ object: Object, of role: String) -> String {
+    private func relation(_ object: Object) -> String {
         var lines: [String] = []
         var bare: [String] = []
         for column in object.columns where !column.isInternal {
@@ -434,11 +424,9 @@ private struct Catalog: Decodable {
             lines.append("\(cell): \(comment)")
         }
         if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
-        let hidden = object.columns.filter(\.isInternal).map { "`\($0.name)`" }
-        if !hidden.isEmpty { lines.append("Internal: \(hidden.joined(separator: ", "))") }
         let list = lines.map { "- \($0)\n" }.joined()
         return "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n\(list)\n"
-            + "\(rights(object, of: role))\n\n"
+            + "\(rights(object))\n\n"
     }
 
     private func function(_ object: Object, of role: String) -> String {
@@ -450,10 +438,10 @@ private struct Catalog: Decodable {
             + "`\(object.result ?? "")`\(also)\n\n\(object.comment ?? "")\n\n"
     }
 
-    /// Roles with the same rights together. The daemon's are of interest on its own page only.
-    private func rights(_ object: Object, of role: String) -> String {
+    /// Roles with the same rights together, without the daemon.
+    private func rights(_ object: Object) -> String {
         var groups: [(roles: [String], rights: String)] = []
-        for one in Self.roles where one != "daemon" || role == "daemon" {
+        for one in Self.roles where one != "daemon" {
             guard let grant = object.grants.first(where: { $0.role == one }) else { continue }
             let rights = grant.rights.joined(separator: ", ")
             if let same = groups.firstIndex(where: { $0.rights == rights }) {
