@@ -282,18 +282,28 @@ private enum Sources {
 
 private enum SettingsText {
     static func table(_ settings: [Setting], prefix: String = "") -> String {
-        var text = "| key | default | values | environment variable | takes effect |\n|---|---|---|---|---|\n"
+        var text = "| key | default | values | takes effect |\n|---|---|---|---|\n"
         for setting in settings {
             let unset = prefix.isEmpty ? "unset" : "none"
             let cells = [
-                "`\(prefix)\(setting.key)`", setting.documentedDefault.map { "`\($0)`" } ?? unset, setting.expected,
-                prefix.isEmpty ? "`\(setting.variable)`" : "–", setting.reloadable ? "reload" : "restart",
+                "`\(prefix)\(setting.key)`", setting.documentedDefault.map { "`\($0)`" } ?? unset,
+                kind(setting.expected), setting.reloadable ? "reload" : "restart",
             ]
             text += "| \(cells.joined(separator: " | ")) |\n"
         }
         text += "\n"
         for setting in settings { text += "- `\(prefix)\(setting.key)`: \(setting.meaning)\n" }
         return text
+    }
+
+    /// What a setting expects, by the kinds of values that the page explains.
+    private static func kind(_ expected: String) -> String {
+        [
+            ("a duration such as \"90s\" or \"30d\"", "duration"), ("a text", "text"), ("a whole number", "number"),
+            ("a share such as \"0.5%\", from 0% to 100%, of at most four decimal places", "share"),
+            ("true or false (on or off in a variable or flag)", "boolean"),
+            (" (separated by blanks in a variable or flag)", ""),
+        ].reduce(expected) { $0.replacing($1.0, with: $1.1) }
     }
 
     static func manual(_ settings: [Setting], prefix: String = "") -> String {
@@ -305,10 +315,10 @@ private enum SettingsText {
                 text += ".SS [\(section)]\n"
             }
             let value = setting.documentedDefault.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
-            let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart", setting.expected]
-            text += ".TP\n.BR \(prefix)\(setting.key) \" ("
-            text += escaped(about.filter { !$0.isEmpty }.joined(separator: "; ")).replacing("\"", with: "")
-            text += ")\"\n\(escaped(setting.meaning))\n"
+            let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart"].filter { !$0.isEmpty }
+            text += ".TP\n.BR \(prefix)\(setting.key)"
+            if !about.isEmpty { text += " \" (\(escaped(about.joined(separator: "; "))))\"" }
+            text += "\n\(escaped(setting.meaning))\n"
         }
         return text
     }
@@ -443,7 +453,10 @@ private struct Catalog: Decodable {
         var groups: [(roles: [String], rights: String)] = []
         for one in Self.roles where one != "daemon" {
             guard let grant = object.grants.first(where: { $0.role == one }) else { continue }
-            let rights = grant.rights.joined(separator: ", ")
+            // Which columns an exporter may read, grants.sql says.
+            let rights =
+                one == "monitor" && grant.rights.contains { $0.contains(" of ") }
+                ? "SELECT of some columns" : grant.rights.joined(separator: ", ")
             if let same = groups.firstIndex(where: { $0.rights == rights }) {
                 groups[same].roles.append(one)
             } else {
