@@ -16,7 +16,7 @@ import TokenModel
             "credential settings": SettingsText.table(Setting.ofCredentials, prefix: "credential.NAME."),
         ])
         try ReferencePage("man/tokenkeeperd.toml.5").check([
-            "keys": SettingsText.manual(Setting.table),
+            "keys": SettingsText.list(Setting.table),
             "credential keys": SettingsText.manual(Setting.ofCredentials, prefix: "credential.NAME."),
         ])
     }
@@ -306,21 +306,19 @@ private enum SettingsText {
         ].reduce(expected) { $0.replacing($1.0, with: $1.1) }
     }
 
-    static func manual(_ settings: [Setting], prefix: String = "") -> String {
-        var text = ""
-        var section = ""
-        for setting in settings {
-            if prefix.isEmpty, let dot = setting.key.firstIndex(of: "."), setting.key[..<dot] != section {
-                section = String(setting.key[..<dot])
-                text += ".SS [\(section)]\n"
-            }
-            let value = setting.documentedDefault.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
-            let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart"].filter { !$0.isEmpty }
-            text += ".TP\n.BR \(prefix)\(setting.key)"
-            if !about.isEmpty { text += " \" (\(escaped(about.joined(separator: "; "))))\"" }
-            text += "\n\(escaped(setting.meaning))\n"
-        }
-        return text
+    /// The keys with their defaults, one a line.
+    static func list(_ settings: [Setting]) -> String {
+        settings.map { setting in
+            let about = "default: \(setting.documentedDefault ?? "unset")\(setting.reloadable ? "" : "; restart")"
+            return ".BR \(setting.key) \" (\(escaped(about)))\"\n.br\n"
+        }.joined()
+    }
+
+    static func manual(_ settings: [Setting], prefix: String) -> String {
+        settings.map { setting in
+            let value = setting.documentedDefault.map { " \" (default: \(escaped($0)))\"" } ?? ""
+            return ".TP\n.BR \(prefix)\(setting.key)\(value)\n\(escaped(setting.meaning))\n"
+        }.joined()
     }
 
     private static func escaped(_ text: String) -> String {
