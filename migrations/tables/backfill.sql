@@ -88,7 +88,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_backfill(text) IS
-    'Internal, for `tokenkeeperd backfill`: begins to queue the rows of an attachment, or resumes its last unfinished backfill; backfill_next follows. '
+    'Internal, for the command: begins to queue the rows of an attachment, or resumes its last unfinished backfill; backfill_next follows. '
     'Returns the source_id, how many rows it has queued (done), and how many the table has by PostgreSQL''s statistics (null: unknown). Needs a session of '
     'the table''s owner.';
 

@@ -27,7 +27,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_check(text) IS
-    'Internal, for `tokenkeeperd backfill --check`: begins to check an attachment. Returns the source_id of its repairs, and how many rows the table has by '
+    'Internal, for the command that checks: begins to check an attachment. Returns the source_id of its repairs, and how many rows the table has by '
     'PostgreSQL''s statistics (null: unknown). check_rows, check_lost, queue_repairs and end_check follow. Needs a session of the table''s owner.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.running_check(source_id bigint) RETURNS tokenkeeper.attached_table

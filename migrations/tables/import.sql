@@ -16,7 +16,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_import(text) IS
-    'Internal, for `tokenkeeperd import`: begins an import; name is the file. Returns its source_id, for registration.source_id.';
+    'Internal, for the command: begins an import; name is the file. Returns its source_id, for registration.source_id.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.advance_source(
     source_id bigint, "position" text, queued bigint, refused bigint, finished boolean DEFAULT false) RETURNS void
