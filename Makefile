@@ -45,7 +45,7 @@ image: ## Build the package and the container image localhost/tokenkeeperd. BASE
 test-image: ## Build the container image on a base made of Debian's packages, and test it, compose.yaml and the example for Kubernetes.
 	@scripts/test-image
 
-bench: ## Compare with bare SQL and other queues, into docs/benchmarks/. QUICK=1: in minutes, into a temporary folder. ONLY=drain,peers: some of it. ONLY=growth: a ledger of 50 million tokens. BENCH_BEFORE=REVISION: with the client of that one.
+bench: ## Compare with bare SQL and other queues; report in .build/bench. QUICK=1: in minutes. ONLY=drain,peers: some of it. ONLY=growth: a ledger of 50 million tokens. BENCH_BEFORE=REVISION: with the client of that one.
 	@exec scripts/bench
 
 build: setup ## Build for debugging.

@@ -28,7 +28,7 @@ struct MeasureCommand: ParsableCommand {
         /// Whether it runs only if it is named: it takes an hour and 45 GB of disk.
         var isOptional: Bool { self == .growth }
 
-        /// Whether it is on the page of sending.
+        /// Whether it is in the report on sending.
         var isSending: Bool { [.sending, .campaign].contains(self) }
     }
 
@@ -58,7 +58,7 @@ struct MeasureCommand: ParsableCommand {
         let machine = try Machine(cluster)
         let paper = Paper(
             .ledger, report: report, machine: machine, isQuick: quick, isWhole: only == nil)
-        // Sending has its own page, so that it can be measured again without the hour that the rest takes.
+        // Sending has its own report, so that it can be measured again without the hour that the rest takes.
         let sendingPaper = Paper(
             .sending, report: sendingReport, machine: machine, isQuick: quick,
             isWhole: chosen.isSuperset(of: Measurement.allCases.filter(\.isSending)))
@@ -123,7 +123,7 @@ struct MeasureCommand: ParsableCommand {
         if written.contains(where: { !$0.0.failures.isEmpty }) { throw ExitCode.failure }
     }
 
-    /// The growing ledger, which has a cluster and a page of its own.
+    /// The growing ledger, which has a cluster and a report of its own.
     private func growth(_ scale: Scale) throws {
         let report = Report()
         var page: GrowthPage?

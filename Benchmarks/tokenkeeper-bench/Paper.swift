@@ -46,7 +46,6 @@ struct Paper {
                 + (isQuick ? ", **with QUICK=1: small sizes, no figures to keep**" : "")
                 + (isWhole ? "" : ", **only some of the measurements**")
                 + (report.isFinished ? "." : ", **which did not finish**."),
-            "[What each figure means](README.md#\(subject == .ledger ? "what-is-measured" : "sending")).",
             "",
         ]
         if !report.bars.isEmpty { lines += ["![Results drained per second](\(Self.plotName))", ""] }
@@ -56,11 +55,6 @@ struct Paper {
             lines.append("| \(finding.measure) | \(finding.figure) | \(finding.target ?? "") | \(reached) |")
         }
         lines += report.failures.map { "| \($0.name) | **failed: \($0.error.replacing("\n", with: " "))** | | |" }
-        if report.findings.contains(where: { $0.isReached == false }) {
-            lines += [
-                "", "Why some targets are not reached: [where the time goes](../decisions/where-the-time-goes.md).",
-            ]
-        }
         if !report.rates.isEmpty { lines += rates }
         lines += ["", "## Where", "", "| | |", "|---|---|"]
         lines += machine.lines.map { "| \($0.name) | \($0.value) |" }

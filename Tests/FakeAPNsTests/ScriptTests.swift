@@ -186,7 +186,7 @@ struct ScriptTests {
         let examples = text.components(separatedBy: "```json\n").dropFirst().map {
             $0.components(separatedBy: "```")[0]
         }
-        #expect(examples.count == 5)
+        #expect(examples.count == 4)
         for example in examples { _ = try FakeScript(json: example) }
     }
 }

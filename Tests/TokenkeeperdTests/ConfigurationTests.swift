@@ -351,7 +351,7 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             #expect(settings.contains(head), "\(head)")
         }
         for setting in Setting.ofCredentials {
-            #expect(settings.contains(".BR credential.NAME.\(setting.key) \""), "\(setting.key)")
+            #expect(settings.contains(".BR credential.NAME.\(setting.key)"), "\(setting.key)")
         }
         let page = try file("man/tokenkeeperd.8")
         for command in Tokenkeeperd.configuration.subcommands {

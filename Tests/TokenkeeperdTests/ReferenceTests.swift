@@ -16,7 +16,7 @@ import TokenModel
             "credential settings": SettingsText.table(Setting.ofCredentials, prefix: "credential.NAME."),
         ])
         try ReferencePage("man/tokenkeeperd.toml.5").check([
-            "keys": SettingsText.manual(Setting.table),
+            "keys": SettingsText.list(Setting.table),
             "credential keys": SettingsText.manual(Setting.ofCredentials, prefix: "credential.NAME."),
         ])
     }
@@ -40,7 +40,6 @@ import TokenModel
             "sender": catalog.text(of: "sender"), "app": catalog.text(of: "app"), "reader": catalog.text(of: "reader"),
             "operator": catalog.text(of: "operator"),
         ])
-        try ReferencePage("docs/reference/sql-internal.md").check(["daemon": catalog.text(of: "daemon")])
     }
 
     @Test func `events-and-states.md explains every word that the schema allows`() throws {
@@ -283,12 +282,12 @@ private enum Sources {
 
 private enum SettingsText {
     static func table(_ settings: [Setting], prefix: String = "") -> String {
-        var text = "| key | default | values | environment variable | takes effect |\n|---|---|---|---|---|\n"
+        var text = "| key | default | values | takes effect |\n|---|---|---|---|\n"
         for setting in settings {
             let unset = prefix.isEmpty ? "unset" : "none"
             let cells = [
-                "`\(prefix)\(setting.key)`", setting.documentedDefault.map { "`\($0)`" } ?? unset, setting.expected,
-                prefix.isEmpty ? "`\(setting.variable)`" : "–", setting.reloadable ? "reload" : "restart",
+                "`\(prefix)\(setting.key)`", setting.documentedDefault.map { "`\($0)`" } ?? unset,
+                kind(setting.expected), setting.reloadable ? "reload" : "restart",
             ]
             text += "| \(cells.joined(separator: " | ")) |\n"
         }
@@ -297,21 +296,29 @@ private enum SettingsText {
         return text
     }
 
-    static func manual(_ settings: [Setting], prefix: String = "") -> String {
-        var text = ""
-        var section = ""
-        for setting in settings {
-            if prefix.isEmpty, let dot = setting.key.firstIndex(of: "."), setting.key[..<dot] != section {
-                section = String(setting.key[..<dot])
-                text += ".SS [\(section)]\n"
-            }
-            let value = setting.documentedDefault.map { "default: \($0)" } ?? (prefix.isEmpty ? "default: unset" : "")
-            let about = [value, setting.reloadable || !prefix.isEmpty ? "" : "restart", setting.expected]
-            text += ".TP\n.BR \(prefix)\(setting.key) \" ("
-            text += escaped(about.filter { !$0.isEmpty }.joined(separator: "; ")).replacing("\"", with: "")
-            text += ")\"\n\(escaped(setting.meaning))\n"
-        }
-        return text
+    /// What a setting expects, by the kinds of values that the page explains.
+    private static func kind(_ expected: String) -> String {
+        [
+            ("a duration such as \"90s\" or \"30d\"", "duration"), ("a text", "text"), ("a whole number", "number"),
+            ("a share such as \"0.5%\", from 0% to 100%, of at most four decimal places", "share"),
+            ("true or false (on or off in a variable or flag)", "boolean"),
+            (" (separated by blanks in a variable or flag)", ""),
+        ].reduce(expected) { $0.replacing($1.0, with: $1.1) }
+    }
+
+    /// The keys with their defaults, one a line.
+    static func list(_ settings: [Setting]) -> String {
+        settings.map { setting in
+            let about = "default: \(setting.documentedDefault ?? "unset")\(setting.reloadable ? "" : "; restart")"
+            return ".BR \(setting.key) \" (\(escaped(about)))\"\n.br\n"
+        }.joined()
+    }
+
+    static func manual(_ settings: [Setting], prefix: String) -> String {
+        settings.map { setting in
+            let value = setting.documentedDefault.map { " \" (default: \(escaped($0)))\"" } ?? ""
+            return ".TP\n.BR \(prefix)\(setting.key)\(value)\n\(escaped(setting.meaning))\n"
+        }.joined()
     }
 
     private static func escaped(_ text: String) -> String {
@@ -402,25 +409,16 @@ private struct Catalog: Decodable {
     /// The roles in the order of the pages: an object is described for the first one that may use it.
     private static let roles = ["sender", "app", "reader", "operator", "daemon", "monitor"]
 
-    /// The objects of a role. Of internal ones, only the names.
+    /// The objects of a role, without internal ones.
     func text(of role: String) -> String {
-        var text = ""
-        var hidden: [String] = []
-        for object in objects {
-            guard Self.roles.first(where: { one in object.grants.contains { $0.role == one } }) == role else {
-                continue
-            }
-            if object.isInternal {
-                if !hidden.contains("`\(object.name)`") { hidden.append("`\(object.name)`") }
-            } else {
-                text += object.result == nil ? relation(object, of: role) : function(object, of: role)
-            }
-        }
-        return hidden.isEmpty ? text : text + "Internal: \(hidden.joined(separator: ", ")).\n\n"
+        objects.filter { object in
+            !object.isInternal
+                && Self.roles.first { one in object.grants.contains { $0.role == one } } == role
+        }.map { $0.result == nil ? relation($0) : function($0, of: role) }.joined()
     }
 
     /// Columns that stand together and have no comment share a line.
-    private func relation(_ object: Object, of role: String) -> String {
+    private func relation(_ object: Object) -> String {
         var lines: [String] = []
         var bare: [String] = []
         for column in object.columns where !column.isInternal {
@@ -434,11 +432,9 @@ private struct Catalog: Decodable {
             lines.append("\(cell): \(comment)")
         }
         if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
-        let hidden = object.columns.filter(\.isInternal).map { "`\($0.name)`" }
-        if !hidden.isEmpty { lines.append("Internal: \(hidden.joined(separator: ", "))") }
         let list = lines.map { "- \($0)\n" }.joined()
         return "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n\(list)\n"
-            + "\(rights(object, of: role))\n\n"
+            + "\(rights(object))\n\n"
     }
 
     private func function(_ object: Object, of role: String) -> String {
@@ -450,12 +446,15 @@ private struct Catalog: Decodable {
             + "`\(object.result ?? "")`\(also)\n\n\(object.comment ?? "")\n\n"
     }
 
-    /// Roles with the same rights together. The daemon's are of interest on its own page only.
-    private func rights(_ object: Object, of role: String) -> String {
+    /// Roles with the same rights together, without the daemon.
+    private func rights(_ object: Object) -> String {
         var groups: [(roles: [String], rights: String)] = []
-        for one in Self.roles where one != "daemon" || role == "daemon" {
+        for one in Self.roles where one != "daemon" {
             guard let grant = object.grants.first(where: { $0.role == one }) else { continue }
-            let rights = grant.rights.joined(separator: ", ")
+            // Which columns an exporter may read, grants.sql says.
+            let rights =
+                one == "monitor" && grant.rights.contains { $0.contains(" of ") }
+                ? "SELECT of some columns" : grant.rights.joined(separator: ", ")
             if let same = groups.firstIndex(where: { $0.rights == rights }) {
                 groups[same].roles.append(one)
             } else {

@@ -93,11 +93,10 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
     'Undoes what was received about a topic from since to until (ends included; a future until is now), for a cause: suspect, stale, or unregistered_by_app '
-    'for logouts from a source. It never counts, whenever a daemon records it. What arrives later counts, also if APNs repeats a 410. All else that is known '
-    'about a token still counts. This cannot be taken back. Returns how many recorded results it affects: a daemon, or `tokenkeeperd reinstate`, undoes '
-    'these in short transactions, and until then their tokens stay suppressed (see the view reinstatement). The drains wait until the transaction ends, so '
-    'commit at once. Raises 22023 for an unknown topic or cause or an invalid window; 25001 unless READ COMMITTED; 55P03 if it cannot lock out the drains '
-    'within ten seconds.';
+    'for logouts from a source. It never counts, whenever a daemon records it; what arrives later counts, also if APNs repeats a 410. This cannot be taken '
+    'back. Returns how many recorded results it affects: daemons undo these in short transactions, and until then their tokens stay suppressed (see the '
+    'view reinstatement). The drains wait until the transaction ends, so commit at once. Raises 22023 for an unknown topic or cause or an invalid window; '
+    '25001 unless READ COMMITTED; 55P03 if it cannot lock out the drains within ten seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_undo(undo tokenkeeper.exclusion, is_waiting boolean) RETURNS void
 LANGUAGE plpgsql
@@ -300,9 +299,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.undo_next(integer) IS
-    'The next step of an undo that reinstate requested, for the daemons and `tokenkeeperd reinstate`: undoes the results of up to max_rows tokens (1 to '
-    '1000), in one short transaction. Returns how many; 0 at the end of a window; null if there is nothing to do, or another session does it. Locked tokens '
-    'are left for a later step. Raises 25001 unless READ COMMITTED.';
+    'Internal, for the daemons and `tokenkeeperd reinstate`: the next step of an undo. Undoes the results of up to max_rows tokens (1 to 1000), in one '
+    'short transaction; locked ones are left for a later step. Returns how many; 0 at the end of a window; null if there is nothing to do, or another '
+    'session does it.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.would_reinstate(
     topic text, environment text, since timestamptz, until timestamptz, cause text DEFAULT 'suspect') RETURNS bigint
@@ -356,5 +355,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pruned_since(text, text, timestamptz, timestamptz, text) IS
-    'How many tokens that a cause suppressed, by what was received within these hours, were pruned since: reinstate cannot restore them. Raises 22023 for an '
-    'unknown topic; 25001 unless READ COMMITTED.';
+    'Internal: how many tokens that a cause suppressed, by what was received within these hours, were pruned since: reinstate cannot restore them.';

@@ -451,9 +451,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
-    'Pauses a campaign: nothing more of it is sent until resume_campaign. Takes effect within a second after COMMIT; requests in flight end. If none is left '
-    'then, the campaign ends. Returns false if it is paused already, or has ended. Raises 22023 for an unknown campaign; 42501 for the campaign of another '
-    'role; 25001 unless READ COMMITTED.';
+    'Pauses a campaign until resume_campaign, within a second after COMMIT; requests in flight end, and if none is left then, so does the campaign. Returns '
+    'false if it is paused already, or has ended. Raises 22023 for an unknown campaign; 42501 for that of another role; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -501,9 +500,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.set_campaign_rate(bigint, integer) IS
-    'Changes max_per_second of a campaign: 1 to 1000000, or null for no limit. Takes effect within a second after COMMIT. Returns false if it has this rate, '
-    'is cancelled, or has ended. The idempotency_key still belongs to what enqueue was given. Raises 22023 for another rate; 22023, 42501 and 25001 as '
-    'pause_campaign.';
+    'Changes max_per_second of a campaign, within a second after COMMIT: 1 to 1000000, or null for no limit. Returns false if it has this rate, is '
+    'cancelled, or has ended. Raises 22023 for another rate; 22023, 42501 and 25001 as pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_batches(of_campaign bigint, outcome text, most integer) RETURNS bigint
 LANGUAGE plpgsql
@@ -594,8 +592,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
-    'Cancels a campaign for good: nothing more of it is sent. Takes effect within a second after COMMIT; requests in flight end, and of very many waiting '
-    'ones the daemons end the rest. Returns false if it is cancelled already, or has ended. Raises 22023, 42501 and 25001 as pause_campaign.';
+    'Cancels a campaign for good, within a second after COMMIT; requests in flight end, and of very many waiting ones the daemons end the rest. Returns '
+    'false if it is cancelled already, or has ended. Raises 22023, 42501 and 25001 as pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delivery(apns_id uuid, OUT campaign_id bigint, OUT state text, OUT at timestamptz, OUT message text)
 RETURNS SETOF record
@@ -642,5 +640,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
-    'What became of a campaign''s request, by its apns-id: its final outcome and when that was recorded, or waiting, and until when if it is retried. No row '
-    'for another apns-id, once the sweep has deleted the campaign (sweep.send_retention after its end), and, to a sender, for the campaign of another login.';
+    'What became of a campaign''s request, by its apns-id: its final outcome and when that was recorded, or waiting, and until when if it is retried. No '
+    'row for another apns-id, for a campaign that the sweep has deleted, and, to a sender, for that of another login.';

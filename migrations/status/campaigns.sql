@@ -48,8 +48,8 @@ COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS
     'The login role (session_user) that called enqueue. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many requests per second all daemons together send; null for no limit.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
-    'How many tokens the audience has. A list: all its tokens, suppressed ones included. Others: null before the start; then the number found if they were '
-    'addressed at once (a device, a user, a small audience), otherwise the planner''s estimate.';
+    'How many tokens the audience has: of a list, all; of others, null before the start, then the number found (a device, a user, a small audience) or the '
+    'planner''s estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'True once the whole audience is addressed; stays false if expiration passes before.';
 

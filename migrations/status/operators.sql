@@ -133,8 +133,7 @@ COMMENT ON COLUMN tokenkeeper.stale_share.period IS
 COMMENT ON COLUMN tokenkeeper.stale_share.since IS 'When the period began.';
 COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'How many active tokens turned stale in it, without what was undone.';
 COMMENT ON COLUMN tokenkeeper.stale_share.active IS
-    'Active tokens when the period began: those active now, plus those of newly_stale that are stale now; at least newly_stale. If the topic had stale '
-    'tokens before, too large by those of newly_stale that were registered again.';
+    'Active tokens when the period began: those active now, plus those of newly_stale that are stale now; at least newly_stale.';
 COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null if there is no active token.';
 COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS 'The highest share of such a period in the 14 days before, by today''s active tokens.';
 COMMENT ON COLUMN tokenkeeper.stale_share.history_days IS 'For how many days before the period the topic has been known, at most 14.';

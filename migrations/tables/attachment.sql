@@ -140,9 +140,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_owner_session(regclass) IS
-    'Raises 42501 unless this session may execute code of the table: its login is a member of the table''s owner; neither is a superuser; and the login has '
-    'no role, no right on the ledger, and no right to create roles or databases, to replicate or to bypass row-level security that the owner lacks. The '
-    'login counts, not SET ROLE.';
+    'Internal: raises 42501 unless this session may execute code of the table: its login (not SET ROLE) is a member of the table''s owner; neither is a '
+    'superuser; and the login has no role, no right on the ledger, and no right to create roles or databases, to replicate or to bypass row-level security '
+    'that the owner lacks.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_attached_name(name text, changed oid) RETURNS void
 LANGUAGE plpgsql STABLE

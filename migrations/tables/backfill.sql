@@ -92,9 +92,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_backfill(text) IS
-    'Begins to queue the rows of an attachment, or resumes its last unfinished backfill; then call backfill_next. Returns the source_id, how many rows it '
-    'has queued (done), and how many the table has by PostgreSQL''s statistics (null: unknown). Needs a session of the table''s owner. Raises 22023 if there '
-    'is no such attachment, 42501 as check_owner_session.';
+    'Internal, for the command: begins to queue the rows of an attachment, or resumes its last unfinished backfill; backfill_next follows. '
+    'Returns the source_id, how many rows it has queued (done), and how many the table has by PostgreSQL''s statistics (null: unknown). Needs a session of '
+    'the table''s owner.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_backfill(source_id bigint, OUT this tokenkeeper.attached_table, OUT "position" text)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -285,16 +285,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.backfill_next(bigint, integer) IS
-    'Queues the next rows of a backfill, in the order of the table''s key, and in the same transaction records how far it has come, so each row is queued '
-    'exactly once: as a registration at its registered_at, or as a logout unless another row has the token. Returns how many rows it read (at most max_rows, '
-    '1 to 100000) and queued; of these, how many are logouts, and how many tokens are unreadable (the daemon rejects them); and for how many rows an expression failed (skipped, and '
-    'counted in attachment.failures). Needs a session of the table''s owner. Raises 42501 as check_owner_session; 22023 unless the source is an unfinished '
-    'backfill.';
+    'Internal: queues the next rows of a backfill, in the order of the table''s key, and in the same transaction records how far it has come: each as a '
+    'registration at its registered_at, or as a logout unless another row has the token. Returns how many rows it read (at most max_rows, 1 to 100000) and '
+    'queued; how many of these are logouts; how many tokens are unreadable (the daemon rejects them); and for how many rows an expression failed (skipped, and counted in '
+    'attachment.failures).';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.queued_registrations(at_most integer) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 RETURN (SELECT count(*) FROM (SELECT FROM tokenkeeper.registration LIMIT queued_registrations.at_most) AS r);
 COMMENT ON FUNCTION tokenkeeper.queued_registrations(integer) IS
-    'How many registrations wait in the queue, counted up to at_most. Backfills and imports wait while there are many, so that registrations of applications '
-    'do not.';
+    'Internal: how many registrations wait in the queue, counted up to at_most. Backfills and imports wait while there are many.';

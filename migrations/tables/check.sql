@@ -27,9 +27,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_check(text) IS
-    'Begins to check an attachment; then call check_rows, check_lost and end_check. Returns the source_id of its repairs, and how many rows the table has by '
-    'PostgreSQL''s statistics (null: unknown). Needs a session of the table''s owner. Raises 22023 if there is no such attachment, 42501 as '
-    'check_owner_session.';
+    'Internal, for the command that checks: begins to check an attachment. Returns the source_id of its repairs, and how many rows the table has by '
+    'PostgreSQL''s statistics (null: unknown). check_rows, check_lost, queue_repairs and end_check follow. Needs a session of the table''s owner.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.running_check(source_id bigint) RETURNS tokenkeeper.attached_table
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -266,10 +265,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_rows(bigint, text, integer) IS
-    'Compares the rows of an attached table after a key (null: from the first) with the ledger, in one snapshot. Returns how many rows it read, the last key '
-    '(reached), whether that was all, for how many an expression failed, and the differences as JSON: row, difference, and the facts of the row. Needs a '
-    'session of the table''s owner. Raises 22023 unless the check goes on and the table can be read; 42501 as check_owner_session; 22P02 or 22003 for an '
-    'invalid key.';
+    'Internal: compares the rows of an attached table after a key (null: from the first) with the ledger, in one snapshot. Returns how many rows it read, '
+    'the last key (reached), whether that was all, for how many an expression failed, and the differences as JSON: row, difference, and the facts of the '
+    'row.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lost_query(this tokenkeeper.attached_table, seen text) RETURNS text
 LANGUAGE sql STABLE
@@ -324,9 +322,9 @@ EXCEPTION WHEN OTHERS OR assert_failure THEN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_lost(bigint) IS
-    'The active tokens that an attachment reported and that no row of its table has now, as JSON; with on_delete => ''ignore'', only those whose row the '
-    'filter now excludes. If an expression fails for a row, any row with the token counts; if that of the token fails, nothing is returned. Reads the whole '
-    'table. Needs a session of the table''s owner. Raises 22023 and 42501, as check_rows does.';
+    'Internal: the active tokens that an attachment reported and that no row of its table has now, as JSON; with on_delete => ''ignore'', only those whose '
+    'row the filter now excludes. If an expression fails for a row, any row with the token counts; if that of the token fails, nothing is returned. Reads '
+    'the whole table.';
 
 -- With the rights of their caller, who may insert into the queue.
 CREATE OR REPLACE FUNCTION tokenkeeper.queue_repairs(source_id bigint, differences jsonb) RETURNS bigint
@@ -347,8 +345,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.queue_repairs(bigint, jsonb) IS
-    'Queues the repairs of differences from check_rows or check_lost, as of the beginning of the check: registrations, and logouts, which pass the '
-    'mass-failure guard. Returns how many. Raises 22023 and 22P02 for other JSON.';
+    'Internal: queues the repairs of differences from check_rows or check_lost, as of the beginning of the check: registrations, and logouts, which pass '
+    'the mass-failure guard. Returns how many.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_check(source_id bigint, differences bigint, repaired bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -366,4 +364,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_check(bigint, bigint, bigint) IS
-    'Records that a check has ended, its differences, and the repairs that it queued. Raises 22023 and 42501, as check_rows does.';
+    'Internal: records that a check has ended, its differences, and the repairs that it queued.';

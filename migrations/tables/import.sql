@@ -16,7 +16,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_import(text) IS
-    'Begins an import; name is the file. Returns its source_id, for registration.source_id. Raises 22023 for a name that is null, empty or over 4096 bytes.';
+    'Internal, for the command: begins an import; name is the file. Returns its source_id, for registration.source_id.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.advance_source(
     source_id bigint, "position" text, queued bigint, refused bigint, finished boolean DEFAULT false) RETURNS void
@@ -44,5 +44,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) IS
-    'Records how far an import has come, in the transaction that queues its rows. Raises 22023 for a source that is no import of this login or was '
-    'withdrawn, for counts that are null or negative, and for a position over 4096 bytes.';
+    'Internal: records how far an import has come, in the transaction that queues its rows.';

@@ -21,7 +21,7 @@ CREATE TABLE tokenkeeper.receipt (
 -- Without an identity, a publication FOR ALL TABLES would forbid the DELETE.
 ALTER TABLE tokenkeeper.receipt REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.receipt IS
-    'Each report that counts and says that a token is invalid, for reinstate. Kept while the token is suppressed, and for the retention of suppressed '
+    'Internal: each report that counts and says that a token is invalid, for reinstate. Kept while the token is suppressed, and for the retention of suppressed '
     'tokens. Of a token with more than 50, the greatest, the first 20 and the last 20 of each cause, and the counted ones are kept.';
 COMMENT ON COLUMN tokenkeeper.receipt.received_at IS 'When it was queued, or unregister was called. An undo goes by this instant, never by invalidated_at.';
 COMMENT ON COLUMN tokenkeeper.receipt.invalidated_at IS

@@ -32,7 +32,7 @@ CREATE TABLE tokenkeeper.arrival (
     is_complete boolean NOT NULL DEFAULT false,
     PRIMARY KEY (source, topic, stream)
 );
-COMMENT ON TABLE tokenkeeper.arrival IS 'How far a topic has arrived from another database, batch by batch, so that an interrupted move continues.';
+COMMENT ON TABLE tokenkeeper.arrival IS 'Internal: how far a topic has arrived from another database, batch by batch, so that an interrupted move continues.';
 COMMENT ON COLUMN tokenkeeper.arrival.source IS 'The other database, by its name in the map.';
 COMMENT ON COLUMN tokenkeeper.arrival.stream IS 'copy and final: all tokens of an environment, for the first and second time. rows: late rows of its queues.';
 COMMENT ON COLUMN tokenkeeper.arrival.position IS 'The last token that has arrived.';

@@ -63,7 +63,6 @@ struct GrowthPage {
         lines += ["## Where", "", "| | |", "|---|---|"]
         lines += machine.lines.map { "| \($0.name) | \($0.value) |" }
         lines.append("| settings | `\(machine.settings.joined(separator: "`, `"))` |")
-        lines += ["", "[What each figure means](README.md#a-growing-ledger)."]
         return lines.joined(separator: "\n") + "\n"
     }
 
