@@ -262,25 +262,6 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
         return try String(contentsOf: root.appendingPathComponent(path), encoding: .utf8)
     }
 
-    @Test(arguments: Setting.renamed.sorted { $0.key < $1.key }.map { [$0.key, $0.value] })
-    func `an old key, from before the first release, names the new one`(keys: [String]) throws {
-        let (old, new) = (keys[0], keys[1])
-        #expect(Setting.named(old) == nil && Setting.named(new) != nil)
-        let parts = old.split(separator: ".")
-        let ways: [(String?, [String: String], [String])] = [
-            ("[\(parts[0])]\n\(parts[1]) = 1", [:], []), (nil, [Setting.variable(of: old): "1"], []),
-            (nil, [:], ["\(old)=1"]),
-        ]
-        for (file, environment, flags) in ways {
-            let error = #expect(throws: ConfigurationError.self) {
-                try load(file, environment: environment, flags: flags)
-            }
-            #expect(error?.problems.count == 1)
-            let name = environment.isEmpty ? new : Setting.variable(of: new)
-            #expect(error?.problems.first?.hasSuffix("is now called \(name)") == true)
-        }
-    }
-
     @Test func `send.proxy names a proxy, or none, and otherwise the environment does`() throws {
         func route(_ settings: String...) throws -> PushRoute { try load(flags: settings).clientOptions.route }
         #expect(try route() == .environment)

@@ -63,10 +63,6 @@ struct Configuration: Sendable {
                     problems.add("\(place): expected \(expected)")
                     return
                 }
-                if let newKey = Setting.renamed[key] {
-                    problems.add("\(place): \(key) is now called \(newKey)")
-                    return
-                }
                 let near = Setting.table.map(\.key).filter { $0.hasSuffix("." + key) || key.hasSuffix("." + $0) }.first
                 problems.add(
                     "\(place): unknown setting \(ConfigurationProblems.cut(key))"
@@ -108,8 +104,6 @@ struct Configuration: Sendable {
         where name.hasPrefix("TOKENKEEPER_") && !Self.isNoSetting(name) {
             if let setting = Setting.table.first(where: { $0.variable == name }) {
                 set(setting.key, .text(value), from: .environment, place: "environment variable \(name)")
-            } else if let newKey = Setting.renamed.first(where: { Setting.variable(of: $0.key) == name })?.value {
-                problems.add("environment variable \(name) is now called \(Setting.variable(of: newKey))")
             } else {
                 problems.add("environment variable \(ConfigurationProblems.cut(name)): no setting has that name")
             }

@@ -224,17 +224,6 @@ struct Setting: Sendable {
             "The environment that the credential is valid for."),
     ]
 
-    /// Settings that had another name before the first release.
-    static let renamed = [
-        "sweep.stale_retention": "sweep.suppressed_retention",
-        "sweep.min_prune_tokens": "sweep.prune_allowance",
-        "guard.min_tokens": "guard.allowance",
-        "send.in_flight": "send.max_in_flight",
-        "send.connections": "send.max_connections",
-        "send.authority_file": "send.ca_file",
-        "send.give_up_after": "send.retry_for",
-    ]
-
     /// The variable of a key: `TOKENKEEPER_SWEEP_INTERVAL` for `sweep.interval`.
     static func variable(of key: String) -> String {
         "TOKENKEEPER_" + key.uppercased().map { $0 == "." ? "_" : String($0) }.joined()
