@@ -16,7 +16,7 @@ import Testing
         let devices = try AttachedDevices()
         let rest = "registered_at => 'last_seen'"
         let cases = [
-            ("token => '\"Push_Token\"', topic => 'bundle_id', \(rest)", "the table has 'push_token'"),
+            ("token => '\"Push_Token\"', topic => 'bundle_id', \(rest)", "the table has push_token"),
             ("token => 'badge', topic => 'bundle_id', \(rest)", "'badge': is of type integer, expected text or bytea"),
             (
                 "token => 'bundle_id', topic => 'bundle_id', \(rest)",
@@ -183,7 +183,7 @@ import Testing
         let devices = try AttachedDevices()
         try devices.attach()
         try devices.app(
-            "SELECT FROM tokenkeeper.attach('app.devices', token => 'user_id::text', topic => $$'com.example.app.voip'$$, name => 'voip')"
+            "SELECT FROM tokenkeeper.attach('app.devices', token => 'push_token', topic => $$'com.example.app.voip'$$, name => 'voip')"
         )
         try devices.app("SELECT tokenkeeper.detach('app.devices')")
         #expect(

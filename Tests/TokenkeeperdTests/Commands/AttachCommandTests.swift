@@ -83,7 +83,7 @@ import Testing
             !attached.errors.contains("\r") && !attached.errors.contains("%"), "no progress bar in a pipe: \(attached)")
         #expect(
             attached.output.contains(
-                "queued 2841 registrations of public.device (source 2); 159 rows say nothing: no token, or left out by the filter; 300 tokens cannot be read"
+                "queued 2841 registrations of public.device (source 2); 405 of them are logouts; 159 rows say nothing: no token, or left out by the filter; 300 tokens cannot be read"
             ), "\(attached)")
         try record()
         // Each rejected row is where the output says, with its key and the cause.
