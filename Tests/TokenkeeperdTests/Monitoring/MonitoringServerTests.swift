@@ -14,8 +14,16 @@ import Testing
             case "/large": .now(MonitoringPage(text: String(repeating: "x", count: 16 << 20)))
             case "/form": .now(MonitoringPage(text: "form: \(request.form ?? "none")\n"))
             case "/later":
-                .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
-            case "/never": .later { _ in }
+                .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { respond in
+                    DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) }
+                }
+            case "/never": .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { _ in }
+            case "/late":
+                .later(within: .zero, otherwise: MonitoringPage(status: .gone, text: "late\n")) { _ in }
+            case "/twice":
+                .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { respond in
+                    for _ in 1...2 { respond(MonitoringPage(text: "later\n")) }
+                }
             default: nil
             }
         }
@@ -105,6 +113,13 @@ import Testing
         #expect(try get(port).hasPrefix("HTTP/1.1 200 "))
         #expect(try get(port, "GET /later HTTP/1.1").hasPrefix("HTTP/1.1 200 "))
         withExtendedLifetime(waiting) {}
+    }
+
+    @Test func `a page that does not come in time is replaced by another one, and only one is sent`() throws {
+        let (server, port) = try start(life: .seconds(600))
+        defer { server.stop() }
+        #expect(try get(port, "GET /late HTTP/1.1").hasPrefix("HTTP/1.1 410 "))
+        #expect(try get(port, "GET /twice HTTP/1.1").components(separatedBy: "HTTP/1.1").count == 2)
     }
 
     @Test func `one connection too many ends the oldest, and is served`() throws {

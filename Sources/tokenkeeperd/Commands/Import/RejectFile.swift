@@ -24,11 +24,16 @@ internal import Glibc
     }
 
     /// For an import that continues: what was written after the last commit is removed.
+    ///
+    /// - Throws: If there is a file, and the import has not committed any refused row: the file may be another import's.
     init(continuing path: String, length: Int64) throws(ImportProblem) {
         self.path = path
         if length == 0 {
-            // Never committed.
-            guard unsafe unlink(path) == 0 || errno == ENOENT else { throw Self.problem(path) }
+            guard unsafe access(path, F_OK) != 0 else {
+                throw ImportProblem(
+                    "\(path) exists, maybe with what another import has refused; this one has committed no refused row yet. Move it away, then run the same command again"
+                )
+            }
             return
         }
         descriptor = unsafe open(path, O_WRONLY | O_CLOEXEC)
