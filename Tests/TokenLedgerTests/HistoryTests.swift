@@ -362,6 +362,13 @@ import Testing
         guard case .nothing(rejected: 1) = try answer(.token(#require(TokenDigits(token("99999999"))))) else {
             return #expect(Bool(false), "only a rejected result has it")
         }
+        // Of a large table, only the latest are read.
+        try database.psql(
+            "INSERT INTO tokenkeeper.rejected_result (error, token, queued_at) SELECT 'x', NULL, now() FROM generate_series(1, 10000)"
+        )
+        guard case .nothing(rejected: 0) = try answer(.token(#require(TokenDigits(token("99999999"))))) else {
+            return #expect(Bool(false), "10,000 others were rejected since")
+        }
     }
 
     @Test func `operations on the token's topic are shown from the token's first event on`() throws {

@@ -85,4 +85,21 @@ import Testing
         #expect(
             try TopicDetail.names(like: "A/", 5, within: .seconds(5), on: &daemon).map(\.topic) == ["a/b"])
     }
+
+    @Test func `campaigns that are being sent come first, then the newest that have not ended, or ended within a day`()
+        throws
+    {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aa', 't');
+            SELECT tokenkeeper.enqueue('{"aps":{}}', 't', everyone => true) FROM generate_series(1, 24);
+            UPDATE tokenkeeper.campaign SET state = 'running' WHERE campaign_id IN (2, 4);
+            UPDATE tokenkeeper.campaign SET state = 'ended', ended_at = now() - interval '1 hour' WHERE campaign_id = 23;
+            UPDATE tokenkeeper.campaign SET state = 'ended', ended_at = now() - interval '2 days' WHERE campaign_id = 24;
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        let numbers = try Overview(within: .seconds(5), on: &daemon).campaigns.map(\.number)
+        #expect(numbers == [4, 2] + (3...23).reversed().filter { $0 > 4 }.prefix(18).map(Int64.init), "\(numbers)")
+    }
 }

@@ -273,6 +273,27 @@ import Testing
         #expect(suppresses.longest >= .seconds(1), "it has reported meanwhile")
     }
 
+    @Test func `with a deadline, a question has half of the time that is left, and then the connection is lost`() throws
+    {
+        let address = try DatabaseAddress(TestCluster.shared.database().url())
+        var soon = try Connection(to: address, until: .now + .seconds(4))
+        do {
+            _ = try soon.snapshot(within: .seconds(600)) { connection throws(DatabaseError) in
+                try connection.query("SELECT 1 FROM pg_sleep(600)").count
+            }
+            Issue.record("it has answered")
+        } catch {
+            #expect(error.sqlState == "57014")
+        }
+        var late = try Connection(to: address, until: .now)
+        do {
+            _ = try late.query("SELECT 1 FROM pg_sleep(600)").count
+            Issue.record("it has answered")
+        } catch {
+            #expect(error.message.hasPrefix("the server has not answered for"))
+        }
+    }
+
     @Test func `migrate needs a named database, and refuses the owner none`() throws {
         let cluster = try TestCluster()
         func run(_ arguments: String...) throws -> ProgramRun {

@@ -65,7 +65,9 @@ public struct CampaignProgress: Equatable, Sendable {
     /// Those that are being sent, the newest first.
     public static func running(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress]
     {
-        try read(runningFirst, [.int8(Int64(most))], on: &connection)
+        try read(
+            "WHERE p.state = 'running' AND p.ended_at IS NULL ORDER BY p.campaign_id DESC LIMIT $1",
+            [.int8(Int64(most))], on: &connection)
     }
 
     private static func read(
@@ -80,9 +82,7 @@ public struct CampaignProgress: Equatable, Sendable {
     public static func detail(
         _ number: Int64, within limit: Duration, on connection: inout Connection
     ) throws(DatabaseError) -> (progress: CampaignProgress, failures: [(error: String, requests: Int64)])? {
-        let transaction = BatchTransaction(
-            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit, isInUTC: true)
-        return try connection.transaction(transaction) { connection throws(DatabaseError) in
+        try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             guard let progress = try rows("WHERE p.campaign_id = $1", [.int8(number)], on: &connection).first
             else { return nil }
             let failures = try connection.query(
@@ -98,17 +98,14 @@ public struct CampaignProgress: Equatable, Sendable {
         }
     }
 
-    /// Those that are being sent, and those that have not ended or ended within a day, the newest first. In the caller's transaction.
+    /// Those that have not ended, or ended within a day: those that are being sent first, then the newest. In the caller's transaction.
     static func current(_ most: Int, on connection: inout Connection) throws(DatabaseError) -> [CampaignProgress] {
-        let running = try rows(runningFirst, [.int8(Int64(most))], on: &connection)
-        let others = try rows(
-            "WHERE p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 day' ORDER BY p.campaign_id DESC LIMIT $1",
-            [.int8(Int64(most))], on: &connection)
-        return running + others.filter { other in !running.contains { $0.number == other.number } }
+        try rows(
+            """
+            WHERE p.ended_at IS NULL OR p.ended_at > clock_timestamp() - interval '1 day'
+            ORDER BY p.state = 'running' AND p.ended_at IS NULL DESC, p.campaign_id DESC LIMIT $1
+            """, [.int8(Int64(most))], on: &connection)
     }
-
-    private static let runningFirst =
-        "WHERE p.state = 'running' AND p.ended_at IS NULL ORDER BY p.campaign_id DESC LIMIT $1"
 
     private static func rows(
         _ which: String, _ parameters: [Parameter], on connection: inout Connection

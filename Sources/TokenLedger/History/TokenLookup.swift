@@ -13,7 +13,7 @@ public struct TokenLookup: Sendable {
 
     /// What was found.
     public enum Answer: Sendable {
-        /// Nothing, except this many rejected results with such a token, counted up to 1000.
+        /// Nothing, except this many of the latest 10,000 rejected results.
         case nothing(rejected: Int)
         /// Ordered by topic, environment and token.
         case histories([TokenHistory])
@@ -171,10 +171,11 @@ public struct TokenLookup: Sendable {
 
     private func countRejected(on connection: inout Connection) throws(DatabaseError) -> Int {
         guard case .token(let digits) = subject else { return 0 }
+        // No index finds the beginning of a token.
         return try connection.query(
             """
-            SELECT count(*) FROM (
-                SELECT FROM tokenkeeper.rejected_result AS r WHERE starts_with(lower(r.token), $1) LIMIT 1000) AS r
+            SELECT count(*) FROM (SELECT r.token FROM tokenkeeper.rejected_result AS r ORDER BY r.rejected_id DESC LIMIT 10000) AS r
+            WHERE starts_with(lower(r.token), $1)
             """, [.text(digits.text)]
         ).value()
     }

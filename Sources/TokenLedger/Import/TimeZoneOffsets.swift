@@ -11,13 +11,18 @@ package enum TimeZoneOffsets {
             WITH zone AS (
                 SELECT z.name FROM pg_catalog.pg_timezone_names AS z WHERE lower(z.name) = lower($1) LIMIT 1
             ), sample AS (
-                -- No zone has changed at another time than the full or half hour of UTC.
+                -- No zone has changed twice within an hour.
                 SELECT t.at, extract(epoch FROM (t.at AT TIME ZONE z.name) - (t.at AT TIME ZONE 'UTC'))::bigint AS seconds
-                FROM zone AS z, generate_series('2008-01-01 00:00:00+00', clock_timestamp() + interval '2 days', interval '30 minutes') AS t (at)
+                FROM zone AS z, generate_series('2008-01-01 00:00:00+00', clock_timestamp() + interval '2 days', interval '1 hour') AS t (at)
+            ), change AS (
+                SELECT s.at, s.seconds FROM (SELECT n.at, n.seconds, lag(n.seconds) OVER (ORDER BY n.at) AS before FROM sample AS n) AS s
+                WHERE s.seconds IS DISTINCT FROM s.before
             )
-            SELECT extract(epoch FROM s.at)::bigint, s.seconds
-            FROM (SELECT n.at, n.seconds, lag(n.seconds) OVER (ORDER BY n.at) AS before FROM sample AS n) AS s
-            WHERE s.seconds IS DISTINCT FROM s.before ORDER BY s.at
+            -- At which second it was: some zones have changed at 00:01 of local time.
+            SELECT extract(epoch FROM coalesce((
+                SELECT min(e.at) FROM zone AS z, generate_series(c.at - interval '1 hour', c.at, interval '1 second') AS e (at)
+                WHERE (e.at AT TIME ZONE z.name) - (e.at AT TIME ZONE 'UTC') = c.seconds * interval '1 second'), c.at))::bigint, c.seconds
+            FROM change AS c ORDER BY c.at
             """, [.text(name)]
         ).decode { row throws(DatabaseError) in (since: try row.read(), seconds: try row.read()) }
     }

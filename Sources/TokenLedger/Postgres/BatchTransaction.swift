@@ -73,6 +73,22 @@ extension Connection {
         }
     }
 
+    /// Reads what somebody waits for: all of it as of one moment, and rather not at all than late. Works on a standby.
+    ///
+    /// - Parameter limit: How long a statement may take. Of a connection with a deadline it may take half of the time that is left, so that something
+    ///   else can still be read if this takes too long.
+    mutating func snapshot<Value>(
+        within limit: Duration, settings: String = "", _ work: (inout Connection) throws(DatabaseError) -> Value
+    ) throws(DatabaseError) -> Value {
+        let left = deadline.map { ContinuousClock.now.duration(to: $0) / 2 }
+        // 0 would mean no limit.
+        let statement = max(min(limit, left ?? limit), .milliseconds(1))
+        return try transaction(
+            BatchTransaction(
+                mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: statement, isInUTC: true),
+            settings: settings, work)
+    }
+
     /// Runs a transaction whose work may also throw errors other than `DatabaseError`.
     mutating func transaction<Value>(
         _ transaction: BatchTransaction, settings: String = "", _ work: (inout Connection) throws -> Value

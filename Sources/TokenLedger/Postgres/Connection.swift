@@ -37,6 +37,8 @@ public import TokenModel
     public typealias Waiting = @Sendable (_ heardOfWithin: Duration, _ silentFor: Duration) -> Void
 
     let patience: Patience
+    /// When the connection counts as lost, whatever it does; nil for never.
+    let deadline: ContinuousClock.Instant?
     let waiting: Waiting
     /// Whether every transaction begins with `OwnNames.setting`, also one that a single statement is.
     let ownNamesOnly: Bool
@@ -48,14 +50,17 @@ public import TokenModel
     /// - Parameters:
     ///   - writes: Whether the primary is needed: a standby is refused, and of several hosts the primary is chosen.
     ///   - silence: How long the server may be silent during a statement before the connection counts as lost.
+    ///   - deadline: When the connection counts as lost in any case.
     ///   - statements: Takes how long each round trip lasts, from sending the statement to its last result.
     ///   - waiting: Called from the thread that uses the connection.
     public init(
         to address: DatabaseAddress, writes: Bool = true, silence: Duration = .seconds(120),
-        statements: DurationHistogram? = nil, waiting: @escaping Waiting = { _, _ in }
+        until deadline: ContinuousClock.Instant? = nil, statements: DurationHistogram? = nil,
+        waiting: @escaping Waiting = { _, _ in }
     ) throws(DatabaseError) {
         try self.init(
-            to: address, writes: writes, patience: Patience(usual: silence), statements: statements, waiting: waiting)
+            to: address, writes: writes, patience: Patience(usual: silence), until: deadline, statements: statements,
+            waiting: waiting)
     }
 
     /// A connection of a test, which also plays the provider: what it sends outside a transaction resolves names as in psql.
@@ -64,13 +69,14 @@ public import TokenModel
     }
 
     init(
-        to address: DatabaseAddress, writes: Bool, patience: Patience, statements: DurationHistogram? = nil,
-        ownNamesOnly: Bool = true, waiting: @escaping Waiting
+        to address: DatabaseAddress, writes: Bool, patience: Patience, until deadline: ContinuousClock.Instant? = nil,
+        statements: DurationHistogram? = nil, ownNamesOnly: Bool = true, waiting: @escaping Waiting
     ) throws(DatabaseError) {
-        let attempt = try address.attempt(writes: writes)
+        let attempt = try address.attempt(writes: writes, isUrgent: deadline != nil)
         waiting(attempt.patience, .zero)
         unsafe handle = try Self.open(attempt.parameters, password: attempt.password)
         self.patience = patience
+        self.deadline = deadline
         self.ownNamesOnly = ownNamesOnly
         self.waiting = waiting
         self.statements = statements
@@ -237,9 +243,9 @@ public import TokenModel
                 asksToCancel = true
                 cancel()
             }
-            if clock.now > heard + patience {
+            if clock.now > min(heard + patience, deadline ?? heard + patience) {
                 // A statement that still runs is ended by its transaction's timeouts.
-                throw DatabaseError(.connection, "the server has not answered for \(patience)")
+                throw DatabaseError(.connection, "the server has not answered for \(heard.duration(to: clock.now))")
             }
         }
     }

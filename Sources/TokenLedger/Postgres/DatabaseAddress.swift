@@ -66,9 +66,11 @@ public struct DatabaseAddress: Sendable, Equatable {
         var patience: Duration
     }
 
-    /// - Parameter writes: Whether the primary is needed.
+    /// - Parameters:
+    ///   - writes: Whether the primary is needed.
+    ///   - isUrgent: Whether somebody waits: then each host has two seconds to answer, the shortest time of libpq.
     /// - Throws: If the password file cannot be read.
-    func attempt(writes: Bool) throws(DatabaseError) -> Attempt {
+    func attempt(writes: Bool, isUrgent: Bool = false) throws(DatabaseError) -> Attempt {
         var known = knownToLibpq
         let own = Self.ownDefaults(without: known)
         known.merge(own) { $1 }
@@ -77,6 +79,7 @@ public struct DatabaseAddress: Sendable, Equatable {
         var password: SecretBytes?
         if let passwordFile { password = try Self.readPassword(passwordFile) }
         parameters.append(("client_encoding", "UTF8"))
+        if isUrgent { parameters.append(("connect_timeout", "2")) }
         // libpq's default is "any". In a service file, "any" and the default cannot be told apart.
         let isSaid = unsafe explicit["target_session_attrs"] != nil || getenv("PGTARGETSESSIONATTRS") != nil
         if writes, !isSaid, known["target_session_attrs"] ?? "any" == "any" {

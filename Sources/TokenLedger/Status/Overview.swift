@@ -8,7 +8,7 @@ public struct Overview: Sendable {
     public let status: StatusReport
     /// The running ones first; at most 20.
     public let daemons: [Daemon]
-    /// Up to 10 that are being sent, and up to 10 others that have not ended or ended within a day, the newest first.
+    /// Up to 20 that have not ended, or ended within a day: those that are being sent first, then the newest.
     public let campaigns: [CampaignProgress]
     /// By name; at most 20.
     public let attachments: [Attachment]
@@ -57,12 +57,10 @@ extension Overview {
     ///
     /// - Parameter limit: How long a statement may take.
     public init(within limit: Duration, on connection: inout Connection) throws(DatabaseError) {
-        let transaction = BatchTransaction(
-            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit, isInUTC: true)
-        self = try connection.transaction(transaction) { connection throws(DatabaseError) in
+        self = try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             let daemons = try Self.daemons(on: &connection)
             let attachments = try Self.attachments(on: &connection)
-            let campaigns = try CampaignProgress.current(10, on: &connection)
+            let campaigns = try CampaignProgress.current(20, on: &connection)
             return Overview(
                 at: try connection.query("SELECT clock_timestamp()", []).value(),
                 status: try StatusReport.read(on: &connection), daemons: daemons, campaigns: campaigns,

@@ -59,8 +59,7 @@ extension OverviewHistory {
     ///
     /// - Parameter limit: How long a statement may take.
     public init(within limit: Duration, on connection: inout Connection) throws(DatabaseError) {
-        let transaction = BatchTransaction(mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit)
-        self = try connection.transaction(transaction) { connection throws(DatabaseError) in
+        self = try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             try OverviewHistory(on: &connection)
         }
     }

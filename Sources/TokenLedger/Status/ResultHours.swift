@@ -71,8 +71,7 @@ public struct UsualShare: Sendable {
     public init(
         of scope: ResultScope, within limit: Duration, on connection: inout Connection
     ) throws(DatabaseError) {
-        let transaction = BatchTransaction(mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit)
-        self = try connection.transaction(transaction) { connection throws(DatabaseError) in
+        self = try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 SELECT count(u.share), percentile_cont(0.05) WITHIN GROUP (ORDER BY u.share), percentile_cont(0.95) WITHIN GROUP (ORDER BY u.share),

@@ -51,16 +51,14 @@ public struct TopicDetail: Sendable {
         public let state: String?
     }
 
-    /// Reads it. Each of its four transactions takes as long as the limit at most.
+    /// Reads it.
     ///
     /// - Returns: Nil if there is no such topic.
     public static func find(
         _ topic: String, environment: String, within limit: Duration, on connection: inout Connection
     ) throws(DatabaseError) -> TopicDetail? {
-        let transaction = BatchTransaction(
-            mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit, isInUTC: true)
         let key: [Parameter] = [.text(topic), .text(environment)]
-        let found = try connection.transaction(transaction) { connection throws(DatabaseError) in
+        let found = try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             try read(key, .topic(topic, environment: environment), on: &connection)
         }
         guard var detail = found else { return nil }
@@ -69,7 +67,7 @@ public struct TopicDetail: Sendable {
             try UsualShare(of: .topic(topic, environment: environment), within: limit, on: &connection)
         }
         detail.returning = try connection.attempt(noting: &ignored) { connection throws(DatabaseError) in
-            try connection.transaction(transaction) { connection throws(DatabaseError) in
+            try connection.snapshot(within: limit) { connection throws(DatabaseError) in
                 try returning(key, on: &connection)
             }
         }
@@ -80,8 +78,7 @@ public struct TopicDetail: Sendable {
     public static func names(
         like text: String, _ most: Int, within limit: Duration, on connection: inout Connection
     ) throws(DatabaseError) -> [(environment: String, topic: String)] {
-        let transaction = BatchTransaction(mode: .snapshot, lockTimeout: .milliseconds(100), statementTimeout: limit)
-        return try connection.transaction(transaction) { connection throws(DatabaseError) in
+        try connection.snapshot(within: limit) { connection throws(DatabaseError) in
             try connection.query(
                 """
                 SELECT t.environment, t.topic FROM tokenkeeper.topic AS t WHERE position(lower($1) IN lower(t.topic)) > 0

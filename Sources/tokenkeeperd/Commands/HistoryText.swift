@@ -24,7 +24,7 @@ enum HistoryText {
     }
 
     /// - Parameters:
-    ///   - rejected: How many results with such a token were rejected.
+    ///   - rejected: How many of the latest rejected results have such a token.
     ///   - retention: The setting `sweep.event_retention`.
     static func nothing(_ subject: TokenLookup.Subject, rejected: Int, retention: String) -> String {
         var words =

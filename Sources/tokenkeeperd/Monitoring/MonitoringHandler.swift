@@ -30,6 +30,8 @@ final class MonitoringHandler: ChannelInboundHandler {
     private var request: HTTPRequestHead?
     private var isComplete = false
     private var body = ByteBuffer()
+    /// Whether a page that had to be waited for, or the one instead of it, is being sent.
+    private var isAnswered = false
 
     init(_ answered: NIOLoopBoundBox<Int>, _ forms: Set<String>, _ pages: @escaping MonitoringServer.Pages) {
         self.answered = answered
@@ -57,15 +59,18 @@ final class MonitoringHandler: ChannelInboundHandler {
     private func answer(_ request: HTTPRequestHead, _ context: ChannelHandlerContext) {
         switch reply(to: request, context) {
         case .now(let page): send(page, request, context)
-        case .later(let start):
-            let bound = NIOLoopBound((self, context), eventLoop: context.eventLoop)
-            start { [loop = context.eventLoop] page in
-                loop.execute {
-                    let (handler, context) = bound.value
-                    // Nobody waits any more.
-                    if context.channel.isActive { handler.send(page, request, context) }
-                }
+        case .later(let limit, let late, let start):
+            let loop = context.eventLoop
+            let bound = NIOLoopBound((self, context), eventLoop: loop)
+            let send = { @Sendable (page: MonitoringPage) in
+                let (handler, context) = bound.value
+                if handler.isAnswered || !context.channel.isActive { return }
+                handler.isAnswered = true
+                handler.send(page, request, context)
             }
+            let deadline = loop.scheduleTask(in: TimeAmount(limit)) { send(late) }
+            context.channel.closeFuture.whenComplete { _ in deadline.cancel() }
+            start { page in loop.execute { send(page) } }
         }
     }
 

@@ -97,8 +97,10 @@ struct MonitoringRequest: Sendable {
 /// What a client gets.
 enum MonitoringReply: Sendable {
     case now(MonitoringPage)
-    /// Called once, on the server's thread, with what takes the page: at any time, on any thread, at most once. It must not wait for anything.
-    case later(@Sendable (@escaping @Sendable (MonitoringPage) -> Void) -> Void)
+    /// Called once, on the server's thread, with what takes the page: at any time, on any thread. It must not wait for anything. If the page has
+    /// not come within the time, the client gets the other one.
+    case later(
+        within: Duration, otherwise: MonitoringPage, @Sendable (@escaping @Sendable (MonitoringPage) -> Void) -> Void)
 }
 
 /// A response.

@@ -15,8 +15,16 @@ import Testing
             case "/large": .now(MonitoringPage(text: String(repeating: "x", count: 16 << 20)))
             case "/form": .now(MonitoringPage(text: "form: \(request.form ?? "none")\n"))
             case "/later":
-                .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
-            case "/never": .later { _ in }
+                .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { respond in
+                    DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) }
+                }
+            case "/never": .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { _ in }
+            case "/late":
+                .later(within: .zero, otherwise: MonitoringPage(status: .gone, text: "late\n")) { _ in }
+            case "/twice":
+                .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { respond in
+                    for _ in 1...2 { respond(MonitoringPage(text: "later\n")) }
+                }
             case "/local": .now(MonitoringPage(text: "local: \(request.isLocal)\n"))
             default: nil
             }
@@ -122,13 +130,22 @@ import Testing
         let asked = Mutex(0)
         let server = try MonitoringServer(.tcp(host: "127.0.0.1", port: 0), life: .seconds(600)) { _ in
             asked.withLock { $0 += 1 }
-            return .later { respond in DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) } }
+            return .later(within: .seconds(600), otherwise: MonitoringPage(text: "late\n")) { respond in
+                DispatchQueue.global().async { respond(MonitoringPage(text: "later\n")) }
+            }
         }
         defer { server.stop() }
         let client = try PlainClient("127.0.0.1", try #require(server.port))
         client.send(String(repeating: "GET /later HTTP/1.1\r\nHost: a\r\n\r\n", count: 50))
         #expect(client.read().hasSuffix("\r\n\r\nlater\n"))
         #expect(asked.withLock { $0 } == 1)
+    }
+
+    @Test func `a page that does not come in time is replaced by another one, and only one is sent`() throws {
+        let (server, port) = try start(life: .seconds(600))
+        defer { server.stop() }
+        #expect(try get(port, "GET /late HTTP/1.1").hasPrefix("HTTP/1.1 410 "))
+        #expect(try get(port, "GET /twice HTTP/1.1").components(separatedBy: "HTTP/1.1").count == 2)
     }
 
     @Test func `one connection too many ends the oldest, and is served`() throws {

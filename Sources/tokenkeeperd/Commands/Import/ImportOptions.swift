@@ -58,7 +58,10 @@ struct ImportOptions: ParsableArguments {
     @Option(help: "The zone of times without one, as in Asia/Tokyo or +09:00. [default: UTC]")
     var timeZone: String?
 
-    @Option(help: "For rows without a time: when they were registered. [default: when the file was written]")
+    @Option(
+        help:
+            "For rows without a time: when they were registered, or died. [default: when the file was written; none with --feedback, which then refuses such rows]"
+    )
     var asOf: String?
 
     @Option(help: "For rows without a topic: the apns-topic header.")

@@ -134,7 +134,7 @@ struct ImportRun {
                 try refused.append(records, begin: reader.rejectsBegin)
             } catch {
                 throw ImportProblem(
-                    "\(error.description): make room, then run the same command again to continue source \(source.id)")
+                    "\(error.description): then run the same command again to continue source \(source.id)")
             }
             batch.position.rejects = refused.length
             try source.commit(

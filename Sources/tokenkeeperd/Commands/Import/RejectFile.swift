@@ -26,11 +26,8 @@ internal import Glibc
     /// For an import that continues: what was written after the last commit is removed.
     init(continuing path: String, length: Int64) throws(ImportProblem) {
         self.path = path
-        if length == 0 {
-            // Never committed.
-            guard unsafe unlink(path) == 0 || errno == ENOENT else { throw Self.problem(path) }
-            return
-        }
+        // Without a commit, a file that is there is of this import only if it begins with the same rows: see append.
+        if length == 0 { return }
         descriptor = unsafe open(path, O_WRONLY | O_CLOEXEC)
         guard descriptor >= 0, lseek(descriptor, 0, SEEK_END) >= off_t(length) else {
             throw ImportProblem(
@@ -51,8 +48,27 @@ internal import Glibc
     /// - Parameter begin: What the file begins with.
     mutating func append(_ refused: [UInt8], begin: [UInt8]) throws(ImportProblem) {
         if refused.isEmpty { return }
-        if length == 0 { try write(begin) }
+        if length == 0 {
+            try removeUncommitted(begin + refused)
+            try write(begin)
+        }
         try write(refused)
+    }
+
+    /// Removes what an earlier run has written and not committed. It is another import's if it is not the beginning of what is written now, or
+    /// the other way round.
+    private func removeUncommitted(_ bytes: [UInt8]) throws(ImportProblem) {
+        let old = unsafe open(path, O_RDONLY | O_CLOEXEC)
+        if old < 0, errno == ENOENT { return }
+        guard old >= 0 else { throw Self.problem(path) }
+        defer { close(old) }
+        var read = [UInt8](repeating: 0, count: bytes.count)
+        let count = unsafe pread(old, &read, read.count, 0)
+        guard count >= 0 else { throw Self.problem(path) }
+        guard read.prefix(count) == bytes.prefix(count) else {
+            throw ImportProblem("\(path) has what another import has refused: move it away")
+        }
+        guard unsafe unlink(path) == 0 else { throw Self.problem(path) }
     }
 
     private mutating func write(_ bytes: [UInt8]) throws(ImportProblem) {

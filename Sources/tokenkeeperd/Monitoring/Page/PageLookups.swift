@@ -11,25 +11,43 @@ final class PageLookups: Sendable {
 
     private struct Question {
         let work: Work
+        let problem: Problem
         let respond: @Sendable (MonitoringPage) -> Void
-        /// When the client's connection is closed.
+        /// When the client has got another page.
         let until: ContinuousClock.Instant
     }
+
+    /// The page that says why there is no other, in words.
+    typealias Problem = @Sendable (HTTPResponseStatus, String) -> MonitoringPage
 
     private let waiting = Mutex<[Question]>([])
     private let bell = Wakeup()
 
     /// The most pages that wait to be read; further clients get 503.
     static let most = 3
-    /// The wait for a silent server ends before the client's.
-    private static let silence: Duration = .seconds(8)
+    /// How long a page may take in all, from the request on.
+    private let limit: Duration
+
+    init(within limit: Duration = .seconds(4)) { self.limit = limit }
 
     /// Ring it to end `run`.
     var wakeup: Wakeup { bell }
 
-    /// - Parameter respond: Called once, on any thread; not if the client is gone.
-    func ask(_ work: @escaping Work, _ respond: @escaping @Sendable (MonitoringPage) -> Void) {
-        let question = Question(work: work, respond: respond, until: .now + MonitoringServer.longestLife)
+    /// A page that is read; in its place, if it cannot be read in time, one that says so.
+    func reply(_ work: @escaping Work, otherwise problem: @escaping Problem) -> MonitoringReply {
+        .later(within: limit, otherwise: problem(.serviceUnavailable, Self.tooLong)) { [self] respond in
+            ask(work, otherwise: problem, respond)
+        }
+    }
+
+    private static let tooLong = "PostgreSQL took too long."
+
+    /// - Parameter respond: Called at most once, on any thread.
+    private func ask(
+        _ work: @escaping Work, otherwise problem: @escaping Problem,
+        _ respond: @escaping @Sendable (MonitoringPage) -> Void
+    ) {
+        let question = Question(work: work, problem: problem, respond: respond, until: .now + limit)
         let isTaken = waiting.withLock { waiting in
             if waiting.count >= Self.most { return false }
             waiting.append(question)
@@ -38,7 +56,7 @@ final class PageLookups: Sendable {
         if isTaken {
             bell.ring()
         } else {
-            respond(MonitoringPage(status: .serviceUnavailable, text: "too many pages are being read\n"))
+            respond(problem(.serviceUnavailable, "Too many pages are being read."))
         }
     }
 
@@ -50,23 +68,22 @@ final class PageLookups: Sendable {
                 continue
             }
             guard .now < question.until else { continue }
-            let page = Self.page(question.work, settings.current)
+            let page = Self.page(question, settings.current.address)
             if !stop.isAsked { question.respond(page) }
         }
     }
 
     /// Errors are not logged: any client could fill the log, and a statement may have a token.
-    private static func page(_ work: Work, _ configuration: Configuration) -> MonitoringPage {
+    private static func page(_ question: Question, _ address: DatabaseAddress) -> MonitoringPage {
         do {
-            var connection = try Connection(to: configuration.address, writes: false, silence: silence)
-            return try work(&connection) ?? MonitoringPage(status: .notFound, text: "there is none\n")
+            var connection = try Connection(to: address, writes: false, until: question.until)
+            return try question.work(&connection) ?? question.problem(.notFound, "There is none.")
         } catch let error as DatabaseError where error.sqlState == "57014" {
-            return MonitoringPage(status: .serviceUnavailable, text: "PostgreSQL took too long; try again later\n")
+            return question.problem(.serviceUnavailable, tooLong)
         } catch let error as DatabaseError where error.remedy == .retry {
-            return MonitoringPage(status: .serviceUnavailable, text: "another session has locked a table; try again\n")
+            return question.problem(.serviceUnavailable, "Another session has locked a table.")
         } catch {
-            return MonitoringPage(
-                status: .serviceUnavailable, text: "PostgreSQL cannot be read; run `tokenkeeperd doctor`\n")
+            return question.problem(.serviceUnavailable, "PostgreSQL cannot be read: run `tokenkeeperd doctor`.")
         }
     }
 }

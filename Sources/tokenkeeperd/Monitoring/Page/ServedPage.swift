@@ -11,7 +11,7 @@ final class ServedPage: Sendable {
     private let settings: LiveConfiguration
     private let rendered = PageCache()
 
-    /// How long a statement for a page may take.
+    /// How long a statement for a page may take, if the page has so much time left.
     private static let limit: Duration = .seconds(2)
 
     init(_ access: PageAccess, _ overviews: OverviewCache, _ lookups: PageLookups, _ settings: LiveConfiguration) {
@@ -30,13 +30,14 @@ final class ServedPage: Sendable {
         }
         switch address {
         case .overview: return .now(rendered.page { overview(state) })
-        case .topic(let topic, let environment): return read { try Self.topic(topic, environment, address, &$0) }
-        case .campaign(let number): return read { try Self.campaign(number, address, &$0) }
+        case .topic(let topic, let environment):
+            return read(address) { try Self.topic(topic, environment, address, &$0) }
+        case .campaign(let number): return read(address) { try Self.campaign(number, address, &$0) }
         case .find:
             let text = request.form.map { Self.trimmed(PageAddress.field("q", of: $0) ?? "") } ?? ""
             let retention = settings.current.values["sweep.event_retention"]?.value ?? "its default"
             if text.isEmpty { return .now(Self.found(.nothingYet, retention)) }
-            return read { try Self.find(text, retention, &$0) }
+            return read(address) { try Self.find(text, retention, &$0) }
         }
     }
 
@@ -48,8 +49,16 @@ final class ServedPage: Sendable {
         return Self.page(page.html)
     }
 
-    private func read(_ work: @escaping PageLookups.Work) -> MonitoringReply {
-        .later { [lookups] respond in lookups.ask(work, respond) }
+    private func read(_ address: PageAddress, _ work: @escaping PageLookups.Work) -> MonitoringReply {
+        lookups.reply(work) { status, words in
+            // A refresh of the form would lose what was typed.
+            let period = address == .find || status == .notFound ? nil : 15
+            let frame = PageFrame(address: address, title: "tokenkeeperd", now: .now, period: period)
+            let form: HTML = address == .find ? "<section><h2>Find</h2>\(frame.search())</section>\n" : ""
+            return Self.page(status: status) {
+                frame.html(nonce: $0, "\(form)<section class=\"attention\"><p>\(HTML.message(words))</p></section>")
+            }
+        }
     }
 
     private static func topic(
@@ -85,11 +94,14 @@ final class ServedPage: Sendable {
         page(FindPage(found: found, retention: retention, now: .now).html)
     }
 
-    private static func page(_ html: (_ nonce: String) -> HTML) -> MonitoringPage {
+    private static func page(
+        status: HTTPResponseStatus = .ok, _ html: (_ nonce: String) -> HTML
+    ) -> MonitoringPage {
         var random = SystemRandomNumberGenerator()
         let nonce = String(random.next(), radix: 36) + String(random.next(), radix: 36)
         return MonitoringPage(
-            type: "text/html; charset=utf-8", headers: PageFrame.headers(nonce: nonce), text: html(nonce).text)
+            status: status, type: "text/html; charset=utf-8", headers: PageFrame.headers(nonce: nonce),
+            text: html(nonce).text)
     }
 
     private static func trimmed(_ text: String) -> String {

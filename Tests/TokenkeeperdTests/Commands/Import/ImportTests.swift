@@ -350,15 +350,37 @@ import TokenLedger
         for position in [
             "offset=0 lines=0 records=0 skipped=0 rejects=0", "offset=9 lines=2 records=1 skipped=0 rejects=\(first)",
         ] {
-            try database.psql(
-                """
-                UPDATE tokenkeeper.registration_source
-                SET finished_at = NULL, position = regexp_replace(position, 'offset=.*', '\(position) causes=0')
-                """)
+            try goBack(to: position, in: database)
             let rest = try run([file] + usual, on: database)
             #expect(rest.status == 1 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
             #expect(try String(contentsOfFile: file + ".rejected", encoding: .utf8) == rejects)
         }
+    }
+
+    private func goBack(to position: String, in database: TestDatabase) throws {
+        try database.psql(
+            """
+            UPDATE tokenkeeper.registration_source
+            SET finished_at = NULL, position = regexp_replace(position, 'offset=.*', '\(position)')
+            """)
+    }
+
+    @Test func `an import that continues keeps what another import has refused`() throws {
+        let database = try TestCluster.shared.database()
+        let folder = try TemporaryDirectory()
+        let file = try folder.write("token\nzz\naa\n", to: "f.csv")
+        #expect(try run([file] + usual, on: database).status == 1)
+        let rejects = try String(contentsOfFile: file + ".rejected", encoding: .utf8)
+        try goBack(to: "offset=0 lines=0 records=0 skipped=0 rejects=0", in: database)
+        _ = try folder.write("of another", to: "f.csv.rejected")
+        let refused = try run([file] + usual, on: database)
+        #expect(refused.status == 70 && refused.errors.contains("another import has refused: move it away"))
+        #expect(refused.errors.contains("run the same command again to continue source 1"), "\(refused)")
+        #expect(try String(contentsOfFile: file + ".rejected", encoding: .utf8) == "of another")
+        try FileManager.default.removeItem(atPath: file + ".rejected")
+        let rest = try run([file] + usual, on: database)
+        #expect(rest.status == 1 && rest.errors.contains("continuing source 1"), "\(rest.errors)")
+        #expect(try String(contentsOfFile: file + ".rejected", encoding: .utf8) == rejects)
     }
 
     @Test func `two processes do not import one file at once`() throws {
@@ -492,6 +514,14 @@ import TokenLedger
                     cc|2024-07-01 12:00:00
                     dd|2024-07-01 11:00:00
                     """)
+        // Until 2011, the clocks of St. John's changed at one minute past midnight.
+        let odd = try folder.write(
+            "token,registered_at\naa,2010-03-14 00:00\nbb,2010-03-14 01:01\ncc,2010-03-14 01:15\n", to: "g.csv")
+        #expect(try run([odd, "--time-zone", "America/St_Johns"] + usual, on: database).status == 0)
+        #expect(
+            try database.psql(
+                "SELECT token, registered_at AT TIME ZONE 'UTC' FROM tokenkeeper.registration WHERE registered_at < '2011-01-01Z' ORDER BY token"
+            ) == "aa|2010-03-14 03:30:00\nbb|2010-03-14 03:31:00\ncc|2010-03-14 03:45:00")
         // PostgreSQL takes UTC+9 for a zone west of Greenwich.
         for name in ["Nowhere", "UTC+9"] {
             let wrong = try run([file, "--dry-run", "--time-zone", name] + usual, on: database)
