@@ -56,6 +56,8 @@ import Testing
         let database = try TestCluster.shared.database()
         let blocks = try Self.blocks(of: "sql", in: page).filter { block in !skips.contains(where: block.contains) }
         #expect(!blocks.isEmpty, "\(page)")
+        try database.psql(
+            "SELECT tokenkeeper.ensure_topic(e, 'com.example.app') FROM unnest('{production,sandbox}'::text[]) AS e")
         for block in blocks where block.contains("tokenkeeper.") {
             do {
                 try database.psql(Self.runnable(block), user: role)
