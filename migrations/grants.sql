@@ -33,6 +33,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) TO tokenkeeper_daemon, tokenkeeper_operator;
 GRANT EXECUTE ON FUNCTION tokenkeeper.token_key(text)
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
+-- The daemons and the commands look for a mistyped topic.
+GRANT EXECUTE ON FUNCTION tokenkeeper.resembled_topic(text, text, boolean) TO tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
 -- The same for expressions of tags.
 GRANT EXECUTE ON FUNCTION tokenkeeper.tag_query(text), tokenkeeper.tag_vector(text[])
     TO tokenkeeper_sender, tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;
@@ -50,6 +52,7 @@ GRANT EXECUTE ON FUNCTION
     tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text),
     tokenkeeper.report(text, text, double precision, text, anycompatible, timestamptz, text, text, text),
     tokenkeeper.report(tokenkeeper.new_result[]),
+    tokenkeeper.unreadable(text[]),
     tokenkeeper.act_for(text),
     tokenkeeper.campaigns_of(text)
     TO tokenkeeper_sender;

@@ -12,16 +12,18 @@ public struct DeviceToken: Hashable, Sendable {
     ///
     /// - Returns: Nil unless the text is 1 to 512 whole bytes of hex and nothing else: no white space, no `0x`.
     public init?(hex: String) {
-        let digits = hex.utf8
+        self.init(hex: hex.utf8.span)
+    }
+
+    init?(hex digits: Span<UInt8>) {
         guard !digits.isEmpty, digits.count <= 2 * Self.maximumLength, digits.count.isMultiple(of: 2) else {
             return nil
         }
         var bytes: [UInt8] = []
         bytes.reserveCapacity(digits.count / 2)
-        let span = digits.span
         var place = 0
-        while place < span.count {
-            guard let high = Self.value(ofHexDigit: span[place]), let low = Self.value(ofHexDigit: span[place + 1])
+        while place < digits.count {
+            guard let high = Self.value(ofHexDigit: digits[place]), let low = Self.value(ofHexDigit: digits[place + 1])
             else {
                 return nil
             }
@@ -64,11 +66,18 @@ extension DeviceToken: Comparable {
 extension DeviceToken: CustomStringConvertible {
     /// The first four bytes and an ellipsis: enough to find the token, too little to send to it. Logs never hold a whole token.
     public var description: String {
+        Self.hex(bytes.prefix(4)) + "…"
+    }
+
+    /// The whole token in lower-case hex, as the database writes it.
+    public var hex: String { Self.hex(bytes[...]) }
+
+    private static func hex(_ bytes: ArraySlice<UInt8>) -> String {
         let digits = Array("0123456789abcdef")
-        return bytes.prefix(4).reduce(into: "") { text, byte in
+        return bytes.reduce(into: "") { text, byte in
             text.append(digits[Int(byte >> 4)])
             text.append(digits[Int(byte & 15)])
-        } + "…"
+        }
     }
 }
 

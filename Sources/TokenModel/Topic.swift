@@ -25,40 +25,7 @@ public struct Topic: Sendable {
     /// Whether a name is a device token of 32 bytes or more, in one of the forms that `parse_token` reads: a caller that mixes up its
     /// columns passes one.
     public static func isToken(_ name: Span<UInt8>) -> Bool {
-        if name.count < 64 { return false }
-        var (first, last) = (0, name.count)
-        if name[first] == UInt8(ascii: "<"), name[last - 1] == UInt8(ascii: ">") {
-            (first, last) = (first + 1, last - 1)
-        }
-        let mark = (name[first], name[first + 1])
-        if mark == (UInt8(ascii: "0"), UInt8(ascii: "x")) || mark == (UInt8(ascii: "0"), UInt8(ascii: "X"))
-            || mark == (UInt8(ascii: "\\"), UInt8(ascii: "x"))
-        {
-            first += 2
-        }
-        // AB-CD-EF and AB:CD:EF, byte by byte.
-        let separator = name[first + 2]
-        let isSeparated = separator == UInt8(ascii: "-") || separator == UInt8(ascii: ":")
-        var digits = 0
-        for place in first..<last {
-            if isSeparated, (place - first) % 3 == 2 {
-                if name[place] != separator || place == last - 1 { return false }
-            } else if isHexDigit(name[place]) {
-                digits += 1
-            } else {
-                return false
-            }
-        }
-        return digits >= 64 && digits.isMultiple(of: 2)
-    }
-
-    private static func isHexDigit(_ byte: UInt8) -> Bool {
-        switch byte {
-        case UInt8(ascii: "0")...UInt8(ascii: "9"), UInt8(ascii: "a")...UInt8(ascii: "f"),
-            UInt8(ascii: "A")...UInt8(ascii: "F"):
-            true
-        default: false
-        }
+        name.count >= 64 && (DeviceToken(spelled: name).map { $0.bytes.count >= 32 } ?? false)
     }
 
     private static let visible = UInt8(ascii: "!")...UInt8(ascii: "~")

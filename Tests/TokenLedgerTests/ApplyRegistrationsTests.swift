@@ -33,7 +33,7 @@ import Testing
         CROSS JOIN LATERAL (
             SELECT k.event, k.event IN ('registered', 'revived') AND NOT coalesce(k.invalidated_after >= k.registered_after, false) AS is_active
             FROM tokenkeeper.token_event_log AS k
-            WHERE k.topic_id = l.topic_id AND k.token_key = l.token_key AND k.event NOT IN ('late_feedback_ignored', 'tagged')
+            WHERE k.topic_id = l.topic_id AND k.token_key = l.token_key AND k.event NOT IN ('late_feedback_ignored', 'tagged', 'user_changed')
             ORDER BY k.event_id DESC LIMIT 1) AS last
         WHERE e.registrations <> (l.registered_at > '-infinity')::integer OR last.is_active = l.suppressed
         """

@@ -64,7 +64,8 @@ import Testing
             """
             INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens)
             VALUES (\(number("t")), 'suspect', 1, 1), (\(number("t")), 'stale', 1, 1), (\(number("v")), 'suspect', 1, 1);
-            SELECT tokenkeeper.pause_sending('u'), tokenkeeper.pause_sending('never.seen', 'sandbox');
+            SELECT tokenkeeper.pause_sending('u');
+            INSERT INTO tokenkeeper.paused_topic (environment, topic, reason) VALUES ('sandbox', 'never.seen', '');
             INSERT INTO tokenkeeper.sweep_run (trigger, outcome, finished_at, dry_run) VALUES
                 ('timer', 'finished', 'epoch', false), ('timer', 'failed', 'epoch', false), ('timer', 'finished', now(), true);
             INSERT INTO tokenkeeper.sweep_topic (run_id, environment, topic, cause, tokens, refused)

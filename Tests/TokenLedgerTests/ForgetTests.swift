@@ -49,7 +49,7 @@ import Testing
             SELECT tokenkeeper.register('\(token)', 'u', 'sandbox', registered_at => '2025-01-01Z', device_id => '\(device)');
             SELECT tokenkeeper.register('cccccccc', 't', registered_at => '2025-01-01Z', device_id => 'other');
             INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES
-                ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}'), ('t', ' \(token)', 410, NULL), ('t', 'cccccccc', 410, NULL);
+                ('t', '\(token)', 400, '{"reason":"BadDeviceToken"}'), ('t', '\(token)?', 410, NULL), ('t', 'cccccccc', 410, NULL);
             """)
         try drainAll(&daemon)
         try database.psql("UPDATE tokenkeeper.topic_policy SET guard_max_share = 0, guard_allowance = 0")

@@ -137,6 +137,25 @@ import Testing
         )
     }
 
+    /// By the function, and by the queue.
+    @Test func `each change of user is shown, and names nobody who was forgotten`() throws {
+        for (user, day) in [("'anna'", 1), ("'anna'", 2), ("'bert'", 3), ("NULL", 4), ("''", 5)] {
+            try database.psql(
+                "SELECT tokenkeeper.register('\(token("aabbccdd"))', 't', registered_at => '2025-01-0\(day)Z', user_id => \(user))"
+            )
+        }
+        try database.psql(
+            "INSERT INTO tokenkeeper.registration (topic, token, registered_at, user_id) VALUES ('t', '\(token("aabbccdd"))', '2025-01-06Z', 'carl')"
+        )
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        let first = "registered for the first time, as of 2025-01-01 00:00:00 UTC, user anna"
+        let changes = ["passed to user bert", "belongs to no user any more", "passed to user carl"]
+        #expect(try history("aabbccdd").events.map(Explanation.event) == [first] + changes)
+        try database.psql("SELECT tokenkeeper.forget_user('anna')", user: "a_app")
+        #expect(try history("aabbccdd").events.map(Explanation.event) == changes)
+    }
+
     @Test func `the command that the explanation names revives a suspect`() throws {
         try register(token("aabbccdd"), at: "2025-01-01Z")
         try record(token("aabbccdd"), suspectAt: "2025-01-02 20:00:00.123456Z", reason: "BadDeviceToken")
@@ -456,10 +475,12 @@ import Testing
 
     @Test(
         arguments: [
-            ("aabbccd", nil), ("aabbccdg", nil), ("aabb ccdd", nil), ("", nil), ("ａａｂｂｃｃｄｄ", nil), ("0xaabbccdd", nil),
+            ("aabbccd", nil), ("aabbccdde", "aabbccdde"), ("aabbccdg", nil), ("aabb ccdd", "aabbccdd"), ("aabbcc", nil),
+            ("0xaabbcc", nil), ("", nil),
+            ("ａａｂｂｃｃｄｄ", nil), ("0xaabbccdd", "aabbccdd"), ("aabb ccdd e", nil),
             (String(repeating: "a", count: 1025), nil), ("AAbbCCdd", "aabbccdd"),
         ] as [(String, String?)])
-    func `digits of a token are 8 to 1024 hex digits`(text: String, digits: String?) {
+    func `digits of a token are 8 to 1024 hex digits, in any spelling if it is whole`(text: String, digits: String?) {
         #expect(TokenDigits(text)?.text == digits)
     }
 

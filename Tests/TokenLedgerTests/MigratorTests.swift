@@ -256,7 +256,8 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         #expect(
             try owner.lines(
                 "SELECT tgname, tgtype & 16 FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass ORDER BY 1",
-                columns: 2) == ["check_topic|0", "note_policy|16", "reconsider_guard|16"])
+                columns: 2)
+                == ["check_topic|16", "note_policy|16", "reconsider_guard|16", "refuse_unknown_topic|16"])
     }
 
     @Test func `if nothing is missing, a role that may not migrate is not refused`() throws {

@@ -169,10 +169,10 @@ import TokenModel
         var owner = try database.connect()
         #expect(
             try owner.lines("SELECT error FROM tokenkeeper.failed_send ORDER BY request_id", columns: 1) == [
-                "device token is missing, expected 1 to 512 bytes in hex",
+                "token is null, expected 1 to 512 bytes in hex",
                 "environment is 'moon', expected 'production' or 'sandbox'",
-                "device token is 6 characters, expected 1 to 512 bytes in hex",
-                "device token is missing, expected 1 to 512 bytes in hex",
+                "token is 'no hex' (6 characters), expected 1 to 512 bytes in hex",
+                "token is null, expected 1 to 512 bytes in hex",
                 "payload is missing, expected a JSON object",
                 "payload is a JSON string, expected an object",
             ])

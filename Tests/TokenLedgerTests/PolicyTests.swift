@@ -82,4 +82,107 @@ import Testing
             #expect(throws: DatabaseError.self) { try someone.execute(statement) }
         }
     }
+
+    /// - Returns: What the statement raises: its SQLSTATE, message and hint.
+    private func refusal(_ statement: String) throws -> [String?] {
+        var session = try database.connect(user: "a_operator")
+        do {
+            try session.execute(statement)
+            return []
+        } catch let error as DatabaseError {
+            return [error.sqlState, error.message, error.hint]
+        }
+    }
+
+    @Test func `an UPDATE of an unknown topic is refused, and names the nearest`() throws {
+        try database.psql(
+            "SELECT tokenkeeper.register('aa', 'com.example.app'), tokenkeeper.register('aa', 'com.example.next', 'sandbox')",
+            user: "a_app")
+        let unknown = "the UPDATE matches no known topic"
+        func set(_ condition: String) throws -> [String?] {
+            try refusal("UPDATE tokenkeeper.topic_policy SET max_per_second = 5 WHERE \(condition)")
+        }
+        #expect(try set("topic = 'com.exmaple.app'") == ["22023", unknown, "Did you mean 'com.example.app'?"])
+        #expect(
+            try set("topic = 'COM.example.nxt' AND environment = 'sandbox'") == [
+                "22023", unknown, "Did you mean 'com.example.next'?",
+            ])
+        #expect(
+            try set("topic = 'org.other'")
+                == ["22023", unknown, "tokenkeeper.topic_policy lists the known topics. INSERT adds one."])
+        #expect(try set("topic = 'com.example.app'") == [])
+        // A new topic, as the how-to adds it; and within a savepoint.
+        let upsert = """
+            INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('com.example.later', 'observe')
+            ON CONFLICT (environment, topic) DO UPDATE SET gate = 'observe'
+            """
+        for _ in 1...2 { #expect(try refusal(upsert) == []) }
+        #expect(
+            try refusal(
+                "BEGIN; SAVEPOINT s; UPDATE tokenkeeper.topic_policy SET gate = NULL WHERE topic = 'com.example.app'; COMMIT"
+            ) == [])
+        #expect(
+            try database.psql(
+                "SELECT topic, gate, max_per_second FROM tokenkeeper.topic_policy WHERE environment = 'production' ORDER BY topic"
+            )
+                == "com.example.app||5\ncom.example.later|observe|")
+    }
+
+    @Test func `an unknown gate is refused, and the words are named`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app')", user: "a_app")
+        for statement in [
+            "UPDATE tokenkeeper.topic_policy SET gate = 'obsrve' WHERE topic = 'com.example.app'",
+            "INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('com.example.other', 'obsrve')",
+        ] {
+            #expect(
+                try refusal(statement) == [
+                    "23514", "gate is 'obsrve', expected 'enforce' or 'observe', or null for the default", nil,
+                ])
+        }
+    }
+
+    @Test func `what names a topic suggests the nearest`() throws {
+        try database.psql("SELECT tokenkeeper.register('aa', 'com.example.app')", user: "a_app")
+        for call in [
+            "pause_sending('com.example.ap')",
+            "reinstate('com.example.ap', 'production', '2025-01-01Z', '2025-01-02Z')",
+            "enqueue('{}', 'com.example.ap', everyone => true)", "audience_size('com.example.ap', everyone => true)",
+        ] {
+            var owner = try database.connect()
+            let error = #expect(throws: DatabaseError.self) { try owner.execute("SELECT tokenkeeper.\(call)") }
+            #expect(error?.message == "topic 'com.example.ap' is not known in environment 'production'", "\(call)")
+            #expect(error?.hint == "Did you mean 'com.example.app'?", "\(call)")
+        }
+        // Its requests wait, although no device has registered.
+        try database.psql(
+            "INSERT INTO tokenkeeper.send_request (topic, token, payload) VALUES ('com.example.apq', 'aa', '{}')",
+            user: "a_sender")
+        #expect(try database.psql("SELECT tokenkeeper.pause_sending('com.example.apq')", user: "a_operator") == "t")
+    }
+
+    @Test(
+        arguments: [
+            ("com.example.app", "com.example.app", 0), ("com.example.ap", "com.example.app", 1),
+            ("xcom.example.app", "com.example.app", 1),
+            ("com.exmaple.app", "com.example.app", 2), ("abcdef", "azced", 3), ("com.example.app", "org.else.app", nil),
+            ("", "abc", 3),
+            ("abc", "", 3), ("", "", 0),
+        ] as [(String, String, Int?)])
+    func `the distance of two names is the number of edits`(one: String, other: String, edits: Int?) throws {
+        for (first, second) in [(one, other), (other, one)] {
+            #expect(
+                try database.psql("SELECT tokenkeeper.typing_distance('\(first)', '\(second)', 3)") == edits.map(
+                    String.init) ?? "")
+        }
+    }
+
+    @Test func `a thousand topics of one length are compared within bounds`() throws {
+        try database.psql(
+            "INSERT INTO tokenkeeper.topic_policy (topic) SELECT 'com.example.a' || lpad(i::text, 4, '0') FROM generate_series(1, 1000) AS i",
+            user: "a_operator")
+        #expect(
+            try database.psql("SELECT tokenkeeper.resembled_topic('com.exmaple.a0007', 'production')")
+                == "com.example.a0007")
+        #expect(try database.psql("SELECT tokenkeeper.resembled_topic(repeat('a', 512), 'production') IS NULL") == "t")
+    }
 }

@@ -246,11 +246,32 @@ import Testing
             """)
         try database.psql("SELECT tokenkeeper.register('bb', 'u')")
         try lookForWarnings(database)
+        let ask = "does the app call tokenkeeper.register?"
         #expect(
-            try warnings(database)
-                == ["accepted.only", "never", "t"].map {
-                    "\($0) (production) had results within 24 hours, but no registration: does the app call tokenkeeper.register?"
-                })
+            try warnings(database) == [
+                "t (production) had results within 24 hours, but no registration: \(ask)",
+                "accepted.only (production) has results, but no token of it was ever registered: \(ask)",
+                "never (production) has results, but no token of it was ever registered: \(ask)",
+            ])
+    }
+
+    @Test func `it warns at once of a mistyped topic, with the one that it resembles`() throws {
+        let database = try TestCluster.shared.database()
+        try database.psql(
+            """
+            SELECT tokenkeeper.register('aa', t) FROM unnest('{com.example.app,com.example.app.voip}'::text[]) AS t;
+            SELECT tokenkeeper.report('com.exmaple.app', 'aa', 200);
+            INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('com.example.ap', 'observe'), ('org.example.next', 'observe')
+            """)
+        var daemon = try database.connect(user: "a_daemon")
+        try drainAll(&daemon)
+        try lookForWarnings(database)
+        let never = "but no token of it was ever registered: is it com.example.app?"
+        #expect(
+            try warnings(database) == [
+                "com.exmaple.app (production) has results, \(never)",
+                "com.example.ap (production) has a policy, \(never)",
+            ])
     }
 
     @Test func `it warns of erasures that cannot be finished`() throws {
@@ -365,6 +386,7 @@ import Testing
         let database = try TestCluster.shared.database()
         try database.psql(
             """
+            SELECT tokenkeeper.register('aa', 't');
             INSERT INTO tokenkeeper.result_count (hour, environment, topic, status, reason, results) VALUES
                 (date_trunc('hour', now()), 'production', 't', 410, '410 without a body', 7),
                 (date_trunc('hour', now()), 'production', 't', 410, '410 with a body that is not from APNs', 5),
@@ -531,8 +553,8 @@ import Testing
         var daemon = try database.connect(user: "a_daemon")
         try refreshCache(&daemon)
         #expect(
-            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "21|1",
-            "six tables, what was rejected within an hour of two, eleven warnings, and the cleanup")
+            try database.psql("SELECT count(*), count(DISTINCT xmin::text) FROM tokenkeeper.status_cache") == "22|1",
+            "six tables, what was rejected within an hour of two, twelve warnings, and the cleanup")
     }
 
     @Test func `a look that is refused loses its own row, and no other`() throws {
@@ -547,7 +569,7 @@ import Testing
         try cache.refresh(on: &daemon)
         #expect(cache.trouble?.sqlState == "42501" && cache.trouble?.message.contains("sweep_progress") == true)
         let fresh = "SELECT count(*) FROM tokenkeeper.status_cache WHERE as_of > now() - interval '5 minutes'"
-        #expect(try database.psql(fresh) == "20")
+        #expect(try database.psql(fresh) == "21")
         #expect(try warnings(database) == ["old"], "it counts for an hour, as after a look that took too long")
         try cache.refresh(on: &daemon, at: .now + .seconds(600))
         #expect(cache.trouble != nil, "the cache was fresh, so nothing was looked up")
@@ -556,7 +578,7 @@ import Testing
         var next = StatusCache(.production)
         try next.refresh(on: &daemon)
         #expect(next.trouble == nil)
-        #expect(try database.psql(fresh) == "21")
+        #expect(try database.psql(fresh) == "22")
         #expect(try warnings(database) == [])
     }
 

@@ -324,7 +324,7 @@ private let misleading = "a character that looks like a blank, a quotation mark 
     @Test(arguments: [
         ("token => 'aa', device_id => 'd', add => '{x}'", "2 of token, device_id and user_id are given, expected one"),
         ("add => '{x}'", "0 of token, device_id and user_id are given, expected one"),
-        ("token => 'zz', add => '{x}'", "device token is 'zz'... (2 characters), expected 1 to 512 bytes in hex"),
+        ("token => 'zz', add => '{x}'", "token is 'zz' (2 characters), expected 1 to 512 bytes in hex"),
         ("device_id => '', add => '{x}'", "device_id is 0 bytes long, expected 1 to 512"),
         ("token => 'aa', add => '{{x}}'", "add or remove is an array of 2 dimensions, expected one"),
         ("token => 'aa', remove => '{x,NULL}'", "a tag is null, expected 1 to 512 bytes"),

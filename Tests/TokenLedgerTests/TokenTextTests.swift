@@ -1,6 +1,7 @@
 import LedgerTestSupport
 import TestThreads
 import Testing
+import TokenModel
 
 @testable import TokenLedger
 
@@ -20,14 +21,13 @@ import Testing
         try database.psql("SELECT coalesce(tokenkeeper.token_fault(\(text), \(base64)), '-')", user: "a_app")
     }
 
-    @Test(arguments: [
-        "'abcdef01'", "'ABCDEF01'", "'AbcdEf01'", "' abcdef01'", "'abcd ef01' || chr(13) || chr(10)", "'<abcdef01>'",
-        "'<abcd ef01>'", "'< abcdef 01 >'", "'0xabcdef01'", "'0XABCD EF01'", "chr(92) || 'xabcdef01'", "'AB-CD-EF-01'",
-        "'ab:cd:ef:01'", "chr(65279) || 'abcdef01'", "'abcdef01' || chr(160)", "chr(9) || 'ab cd ef 01'",
-    ])
-    func `hex in any clothes is one token`(text: String) throws {
-        #expect(try parsed(text) == "abcdef01")
-        #expect(try fault(text) == "-")
+    @Test(arguments: TokenSpellings.all)
+    func `the database and the daemon read each spelling as one token`(text: String) throws {
+        var app = try database.connect(user: "a_app")
+        let key = try app.query("SELECT encode(tokenkeeper.token_key($1), 'hex')", [.text(text)]).values(String.self)
+        #expect(key == [TokenSpellings.token])
+        #expect(try app.query("SELECT tokenkeeper.parse_token($1)", [.text(text)]).values(String.self) == key)
+        #expect(DeviceToken(spelled: text)?.hex == TokenSpellings.token)
     }
 
     @Test(arguments: [
@@ -96,7 +96,8 @@ import Testing
         let seed = Seed.next()
         var chance = SeededChance(seed: seed)
         let pieces = [
-            "ab", "ab", "AB", "cd", "C", "0x", "<", ">", " ", "-", ":", "=", "+", "/", "_", "\u{E9}", "\u{1F600}",
+            "ab", "ab", "AB", "cd", "C", "0x", "<", ">", " ", "\t", "\u{FEFF}", "-", ":", "=", "+", "/", "_", "\u{E9}",
+            "\u{1F600}",
             "\u{1}", "\u{A0}", "é",
             "'", "\\x",
         ]
@@ -116,13 +117,19 @@ import Testing
             try app.scalar(
                 "SELECT count(*) BETWEEN 50 AND 3950 FROM unnest(ARRAY[\(list)]) AS t, unnest('{true,false}'::boolean[]) AS b WHERE tokenkeeper.parse_token(t, b) IS NOT NULL"
             ) == "t", "seed \(seed): some are tokens")
+        let read = try app.lines(
+            "SELECT coalesce(tokenkeeper.parse_token(t), '-') FROM unnest(ARRAY[\(list)]) WITH ORDINALITY AS u (t, n) ORDER BY n",
+            columns: 1)
+        #expect(read == texts.map { DeviceToken(spelled: $0)?.hex ?? "-" }, "seed \(seed): the daemon reads the same")
     }
 
     @Test func `plain hex is read without a call`() throws {
         // The planner replaces the call by its expression, so an index or a scan of millions of rows does not enter a function for each.
         let plan = try database.psql(
-            "EXPLAIN VERBOSE SELECT tokenkeeper.parse_token(t) FROM unnest('{aa}'::text[]) AS t")
-        #expect(plan.contains("parse_decorated_token") && !plan.contains("parse_token("))
+            "EXPLAIN VERBOSE SELECT tokenkeeper.parse_token(t), tokenkeeper.token_key(t) FROM unnest('{aa}'::text[]) AS t"
+        )
+        #expect(
+            plan.contains("parse_decorated_token") && !plan.contains("parse_token(") && !plan.contains("token_key("))
     }
 
     @Test func `a sound registration is checked without a call`() throws {

@@ -19,12 +19,13 @@ RETURN CASE
     WHEN octet_length(device_id) = 36 AND device_id COLLATE "C" ~ '^[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$'
     THEN CASE WHEN device_id COLLATE "C" !~* '^([0-]+|[f-]+)$' THEN lower(device_id COLLATE "C") END
     WHEN octet_length(device_id) BETWEEN 1 AND 40
-        AND device_id COLLATE "C" ~* '^[[:space:]({<]*([0-]*|[f-]{30,}|null|nil|none|unknown|undefined|nan|#?n/a|[\\]n|[[]object object[]])[[:space:])}>]*$' THEN NULL
-    ELSE device_id
+        AND device_id COLLATE "C" ~* '^[[:space:]({<]*([0-]*|[f-]{30,}|null|nil|none|unknown|undefined|nan|#?n/a|[[]object object[]])[[:space:])}>]*$' THEN NULL
+    -- As COPY writes null.
+    ELSE nullif(device_id, chr(92) || 'N')
 END;
 COMMENT ON FUNCTION tokenkeeper.device_name(text) IS
     'A device_id as the ledger stores it: a UUID in lower case. Null if it names no device: blanks, all zeros, all f, null, nil, none, unknown, undefined, '
-    'NaN, N/A, \N, [object Object].';
+    'NaN, N/A, backslash N, [object Object].';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, tokens bigint) RETURNS void
 LANGUAGE plpgsql

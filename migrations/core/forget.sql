@@ -44,14 +44,14 @@ BEGIN
                         WHEN 'repair' THEN (SELECT o.started_at FROM tokenkeeper.registration_source AS o WHERE o.source_id = r.source_id)
                         ELSE least(r.registered_at, r.queued_at) END AS at,
                    -- Most registrations: plain hex, and nothing else that is long enough for a token.
-                   CASE WHEN tokenkeeper.token_key(r.token) IS NOT NULL
+                   CASE WHEN t.key IS NOT NULL
                              AND greatest(octet_length(r.topic), octet_length(r.environment), octet_length(r.device_id), octet_length(r.user_id),
                                       octet_length(r.row_key)) < 40
                              AND NOT EXISTS (SELECT FROM unnest(r.tags) AS t WHERE octet_length(t) >= 40)
-                        THEN ARRAY[lower(r.token), 'd:' || tokenkeeper.device_name(r.device_id), 'u:' || r.user_id]
+                        THEN ARRAY[encode(t.key, 'hex'), 'd:' || tokenkeeper.device_name(r.device_id), 'u:' || r.user_id]
                         ELSE tokenkeeper.names_in(ARRAY[r.token, r.topic, r.environment, r.device_id, r.user_id, r.row_key], r.device_id, r.user_id, r.tags) END
                        COLLATE "C" AS names
-            FROM unnest(rows) AS r
+            FROM unnest(rows) AS r CROSS JOIN LATERAL (SELECT tokenkeeper.token_key(r.token) AS key OFFSET 0) AS t
         ), dropped AS (
             SELECT s.n FROM said AS s CROSS JOIN unnest(s.names) AS w JOIN forgotten AS f ON f.name = w
             WHERE CASE
@@ -61,7 +61,7 @@ BEGIN
                 WHEN (s.queued).unregistered THEN s.at <= f.until OR NOT EXISTS (
                     SELECT FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id
                     WHERE t.topic = (s.queued).topic AND t.environment = coalesce((s.queued).environment, 'production')
-                      AND l.token_key = decode(tokenkeeper.parse_token((s.queued).token), 'hex'))
+                      AND l.token_key = tokenkeeper.token_key((s.queued).token))
                 ELSE s.at <= f.until END
         )
         SELECT s.queued FROM said AS s WHERE s.n NOT IN (SELECT d.n FROM dropped AS d) ORDER BY s.n);
@@ -75,7 +75,7 @@ LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM tokenkeeper.erasure AS e
-                   WHERE e.names @> ARRAY[lower(left(is_forgotten.token, 1025) COLLATE "C")] AND is_forgotten.queued_at <= e.forgotten_at)
+                   WHERE e.names @> ARRAY[encode(tokenkeeper.token_key(is_forgotten.token), 'hex') COLLATE "C"] AND is_forgotten.queued_at <= e.forgotten_at)
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_forgotten(text, timestamptz) IS 'Internal: whether a request for this token was queued before the token was forgotten.';
 
@@ -388,7 +388,9 @@ DECLARE
     busy record;
     total bigint;
 BEGIN
-    PERFORM tokenkeeper.require_read_committed();
+    IF tokenkeeper.isolation_fault() IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.isolation_fault() USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
     -- Two calls may delete the same events, in different orders: one after the other.
     LOCK TABLE tokenkeeper.erasure IN SHARE UPDATE EXCLUSIVE MODE;
     LOOP
@@ -485,9 +487,10 @@ BEGIN
     WITH name AS MATERIALIZED (
         SELECT n AS name, max(e.forgotten_at) AS until FROM tokenkeeper.erasure AS e CROSS JOIN unnest(e.names) AS n WHERE e.erasure_id = ANY (ids) GROUP BY 1
     ), place AS MATERIALIZED (
-        SELECT r.request_id FROM tokenkeeper.send_request AS r JOIN name AS n ON n.name = lower(left(r.token, 1025)) COLLATE "C" WHERE r.queued_at <= n.until
+        SELECT r.request_id FROM tokenkeeper.send_request AS r JOIN name AS n ON n.name = encode(tokenkeeper.token_key(r.token), 'hex') COLLATE "C"
+        WHERE r.queued_at <= n.until
         UNION
-        -- Those that cannot be sent: the token or the topic is malformed.
+        -- Those that cannot be sent: the token cannot be read, or the topic is malformed.
         SELECT o.request_id FROM (
             SELECT r.request_id, r.queued_at, unnest(tokenkeeper.names_in(ARRAY[r.token, r.topic])) COLLATE "C" AS name FROM tokenkeeper.send_request AS r
             WHERE tokenkeeper.token_key(r.token) IS NULL OR octet_length(r.topic) >= 64) AS o
@@ -564,16 +567,16 @@ DECLARE
     key bytea := tokenkeeper.token_key(forget.token);
 BEGIN
     IF key IS NULL THEN
-        PERFORM tokenkeeper.raise_malformed_token(forget.token);
+        RAISE EXCEPTION '%', tokenkeeper.token_fault(forget.token) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     RETURN tokenkeeper.erase(key, NULL, NULL);
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
-    'A person''s right to erasure: deletes what is stored about a device token (hex), in every topic and environment: in the ledger, history, campaigns, and '
+    'A person''s right to erasure: deletes what is stored about a device token, in every topic and environment: in the ledger, history, campaigns, and '
     'held and rejected results and registrations. Returns how many rows. Daemons drop what is queued when they read it, and after ten minutes delete what '
-    'open transactions wrote. Other tokens of the device lose tags that they share with it (same tags, same instant). Raises 22023 for a malformed token; '
-    '55P03 if it cannot lock a token within ten seconds; 25001 unless READ COMMITTED.';
+    'open transactions wrote. Other tokens of the device lose tags that they share with it (same tags, same instant). Raises 22023 for a token that cannot be '
+    'read; 55P03 if it cannot lock a token within ten seconds; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_device(device_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

@@ -13,6 +13,9 @@ DECLARE
     key bytea := tokenkeeper.token_key(is_sendable.token);
 BEGIN
     IF key IS NULL THEN
+        IF is_sendable.token IS NOT NULL THEN
+            RAISE NOTICE 'not sendable: %', tokenkeeper.token_fault(is_sendable.token);
+        END IF;
         RETURN false;
     END IF;
     -- Not a join: with a subquery, the planner can only use the whole key. A separate statement costs less than the same query as an expression.
@@ -26,8 +29,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
-    'The gate, for one token (hex): false if it is malformed or suppressed. An unknown token is sendable. If the topic''s gate only observes, true for each '
-    'well-formed token. Raises 55000 for a topic that has moved, and no other error. Works on a standby.';
+    'The gate, for one token, in any form that parse_token reads: false if it is suppressed, or, with a NOTICE, if it cannot be read. An unknown token is '
+    'sendable. If the topic''s gate only observes, true for each token that can be read. Raises 55000 for a topic that has moved, and no other error. Works on '
+    'a standby.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -39,17 +43,20 @@ DECLARE
         SELECT t.topic_id FROM tokenkeeper.topic AS t
         WHERE t.topic = sendable.topic COLLATE "C" AND t.environment = coalesce(sendable.environment, 'production') COLLATE "C"
           AND CASE WHEN t.moved_to IS NULL THEN t.gate IS DISTINCT FROM 'observe' ELSE tokenkeeper.raise_moved(t.topic, t.moved_to) END);
+    keys bytea[] := ARRAY(SELECT tokenkeeper.token_key(a.token) FROM unnest(sendable.tokens) WITH ORDINALITY AS a (token, position) ORDER BY a.position);
+    unread text := CASE WHEN array_position(keys, NULL) IS NOT NULL THEN tokenkeeper.unreadable(sendable.tokens) END;
 BEGIN
-    -- IS NOT TRUE instead of NOT EXISTS, which would become a join. OFFSET 0: each key is computed once.
+    IF unread IS NOT NULL THEN
+        RAISE NOTICE 'not sendable: %', unread;
+    END IF;
+    -- IS NOT TRUE instead of NOT EXISTS, which would become a join.
     RETURN QUERY
-        SELECT asked.token
-        FROM (SELECT a.token, a.position, tokenkeeper.token_key(a.token) AS key
-              FROM unnest(sendable.tokens COLLATE "C") WITH ORDINALITY AS a (token, position) OFFSET 0) AS asked
+        SELECT asked.token FROM unnest(sendable.tokens COLLATE "C", keys) WITH ORDINALITY AS asked (token, key, position)
         WHERE asked.key IS NOT NULL AND (
             SELECT true FROM tokenkeeper.suppression AS s WHERE s.topic_id = of_topic AND s.token_key = asked.key) IS NOT TRUE
         ORDER BY asked.position;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
-    'The gate, for many tokens: returns the sendable ones, as is_sendable decides, in the order and spelling given, with duplicates. Raises 55000 for a '
-    'topic that has moved, and no other error. Works on a standby.';
+    'The gate, for many tokens: returns the sendable ones, as is_sendable decides, in the order and spelling given, with duplicates. A NOTICE counts those '
+    'that cannot be read. Raises 55000 for a topic that has moved, and no other error. Works on a standby.';

@@ -111,14 +111,19 @@ COMMENT ON FUNCTION tokenkeeper.partition_sizes(text) IS
     'The bytes of each partition of a queue (send_result or registration), by number; null for one that another session has locked. Raises 22023 for another '
     'queue.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.isolation_fault() RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE WHEN current_setting('transaction_isolation') <> 'read committed'
+    THEN 'the isolation level is ' || current_setting('transaction_isolation') || ', expected read committed' END;
+COMMENT ON FUNCTION tokenkeeper.isolation_fault() IS 'Internal: what require_read_committed raises; null if nothing.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.require_read_committed() RETURNS void
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level is %, expected read committed', current_setting('transaction_isolation')
-            USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    IF tokenkeeper.isolation_fault() IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.isolation_fault() USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
 END
 $$;

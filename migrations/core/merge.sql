@@ -98,7 +98,9 @@ BEGIN ATOMIC
               WHEN (reported).cause IS NULL THEN CASE
                   WHEN (is_now).registered_at > coalesce((was).registered_at, '-infinity') AND coalesce((was).registered_at, '-infinity') = '-infinity'
                       THEN 'registered'
-                  WHEN (was).suppressed AND NOT (is_now).suppressed THEN 'revived' END
+                  WHEN (was).suppressed AND NOT (is_now).suppressed THEN 'revived'
+                  -- Without the name of the user before: forget_user would not find it.
+                  WHEN (was).user_id IS DISTINCT FROM (is_now).user_id THEN 'user_changed' END
               WHEN ((is_now).stale_at, (is_now).stale_reason, (is_now).suspect_at, (is_now).suspect_reason, (is_now).unregistered_by_app_at)
                   IS NOT DISTINCT FROM ((was).stale_at, (was).stale_reason, (was).suspect_at, (was).suspect_reason, (was).unregistered_by_app_at) THEN NULL
               WHEN NOT (is_now).suppressed THEN 'late_feedback_ignored'

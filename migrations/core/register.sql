@@ -161,7 +161,7 @@ DECLARE
     checks tokenkeeper.device_check[];
 BEGIN
     IF key IS NULL THEN
-        PERFORM tokenkeeper.raise_malformed_token(register.token);
+        RAISE EXCEPTION '%', tokenkeeper.token_fault(register.token) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT tokenkeeper.is_sound_registration(register.registered_at, new_device, new_user, new_tags) THEN
         fault := tokenkeeper.registration_fault(register.registered_at, new_device, new_user, new_tags);
@@ -169,20 +169,20 @@ BEGIN
             RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
         END IF;
     END IF;
-    -- The most frequent write, at each launch: one HOT update, no event. Only for a token known to be its device's only current one.
+    -- The most frequent write, at each launch: one HOT update, no event. Only for a token known to be its device's only current one, of the same user.
     UPDATE tokenkeeper.ledger AS l
     SET registered_at = moment,
         device_at = CASE WHEN new_device IS NULL THEN l.device_at ELSE moment END,
         tags = coalesce(new_tags, l.tags),
         tags_at = CASE WHEN new_tags IS NULL THEN l.tags_at ELSE moment END,
-        user_id = CASE WHEN new_user IS NULL THEN l.user_id ELSE nullif(new_user, '') END,
         user_at = CASE WHEN new_user IS NULL THEN l.user_at ELSE moment END
     WHERE l.topic_id = (SELECT t.topic_id FROM tokenkeeper.topic AS t
                         WHERE t.topic = name AND t.environment = env AND tokenkeeper.is_here(t.topic, t.moved_to))
       AND l.token_key = key
       AND NOT l.suppressed AND NOT l.unresolved AND l.registered_at > '-infinity' AND l.registered_at < moment
       AND (new_device IS NULL OR (new_device = coalesce(l.device_id, '') AND coalesce(l.device_at < moment, true)))
-      AND (new_tags IS NULL OR coalesce(l.tags_at < moment, true)) AND (new_user IS NULL OR coalesce(l.user_at < moment, true));
+      AND (new_tags IS NULL OR coalesce(l.tags_at < moment, true))
+      AND (new_user IS NULL OR (new_user = coalesce(l.user_id, '') AND coalesce(l.user_at < moment, true)));
     IF FOUND THEN
         RETURN true;
     END IF;
@@ -202,11 +202,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS
-    'Records a registration of a token (hex), in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: a '
-    'registration outranks earlier 410s, also those that arrive later. registered_at: a future instant counts as now. device_id: supersedes the device''s '
+    'Records a registration of a token, in any form that parse_token reads, in the caller''s transaction; returns whether the token is sendable now. Call it '
+    'at each launch of the app: a registration outranks earlier 410s, also those that arrive later. registered_at: a future instant counts as now. device_id: supersedes the device''s '
     'tokens of this topic that were registered earlier, except for Live Activities and controls; its new token takes over the tags. user_id: who uses the '
     'token. Null device_id, user_id or tags keep the current value, empty ones clear it. If another session holds a token of the device, a daemon supersedes '
-    'it within seconds. Raises 22023 for a malformed token, an unknown environment, a topic that is not 1 to 512 visible ASCII characters or is a device '
+    'it within seconds. Raises 22023 for a token that cannot be read, an unknown environment, a topic that is not 1 to 512 visible ASCII characters or is a device '
     'token, an infinite instant, a device_id or user_id over 512 bytes, a tag that is null, empty or over 512 bytes, over 1000 tags, or an array of several '
     'dimensions; 55000 for a topic that has moved.';
 
@@ -241,10 +241,9 @@ BEGIN
         -- A logout and a login without instants count in the order given.
         moment := greatest(clock_timestamp(), moment + interval '1 microsecond');
         one.registered_at := least(coalesce(one.registered_at, moment), moment);
-        one.token := tokenkeeper.parse_token(one.token);
         reported := CASE WHEN one.unregistered THEN tokenkeeper.invalidation_of(
-                n, NULL, decode(one.token, 'hex'), 'unregistered_by_app', one.registered_at, NULL, receipt, user_id => one.user_id)
-            ELSE tokenkeeper.registration_of(n, NULL, decode(one.token, 'hex'), tokenkeeper.has_one_token_per_device(one.topic), one.registered_at,
+                n, NULL, tokenkeeper.token_key(one.token), 'unregistered_by_app', one.registered_at, NULL, receipt, user_id => one.user_id)
+            ELSE tokenkeeper.registration_of(n, NULL, tokenkeeper.token_key(one.token), tokenkeeper.has_one_token_per_device(one.topic), one.registered_at,
                 one.device_id, one.user_id, one.tags, one.registered_at) END;
         all_said := all_said || reported;
     END LOOP;
@@ -272,7 +271,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
-    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do; reads tokens as parse_token does. Returns '
+    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do. Returns '
     'whether each token is sendable now, in the order given. Two calls never deadlock with each other. Raises 22023 for over 1000 elements, or for the first '
     'element that register refuses, with its position from 1, and then records nothing; 55000 for a topic that has moved.';
 
@@ -298,7 +297,7 @@ DECLARE
     tokens bigint := 0;
 BEGIN
     IF key IS NULL AND (unregister.token IS NOT NULL OR who IS NULL) THEN
-        PERFORM tokenkeeper.raise_malformed_token(unregister.token);
+        RAISE EXCEPTION '%', tokenkeeper.token_fault(unregister.token) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF NOT isfinite(unregister.at) OR octet_length(who) NOT BETWEEN 1 AND 512 THEN
         RAISE EXCEPTION '%', CASE WHEN isfinite(unregister.at) THEN 'user_id is ' || octet_length(who) || ' bytes long, expected 1 to 512'

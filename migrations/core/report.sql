@@ -43,13 +43,17 @@ BEGIN
         report.body,
         '{' || nullif(concat_ws(',', '"reason":' || to_json(nullif(report.reason, ''))::text, '"timestamp":' || milliseconds), '') || '}'),
         report.apns_id, report.sent_at);
+    IF tokenkeeper.token_key(report.token) IS NULL THEN
+        RAISE NOTICE 'the result will be rejected: %', tokenkeeper.token_fault(report.token);
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text) IS
-    'Reports a response of APNs, in the caller''s transaction: queues a result with its body, or else with one made of reason and apns_timestamp. '
+    'Reports a response of APNs, in the caller''s transaction: queues a result with its body, or else with one made of reason and apns_timestamp. token: in '
+    'any form that parse_token reads. '
     'apns_timestamp: milliseconds since 1970, as APNs sends them, as text or any number; or an instant, in UTC if it has no time zone. sent_at: when the '
     'request was started. Null means the default. No argument raises an error: a result that cannot be understood is rejected, and a 410 without a readable '
-    'timestamp makes its token suspect.';
+    'timestamp makes its token suspect. A NOTICE says if the token cannot be read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(
     topic text,
@@ -71,14 +75,20 @@ COMMENT ON FUNCTION tokenkeeper.report(text, text, double precision, text, anyco
     'As report, with a number as status.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(results tokenkeeper.new_result[]) RETURNS bigint
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH queued AS (
-        INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
-        SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at FROM unnest(report.results) AS r
-        RETURNING 1
-    )
-    SELECT count(*) FROM queued
+DECLARE
+    unread text := tokenkeeper.unreadable(ARRAY(SELECT r.token FROM unnest(report.results) AS r));
+    queued bigint;
+BEGIN
+    INSERT INTO tokenkeeper.send_result (environment, topic, token, status, body, apns_id, sent_at)
+    SELECT r.environment, r.topic, r.token, r.status, r.body, r.apns_id, r.sent_at FROM unnest(report.results) AS r;
+    GET DIAGNOSTICS queued = ROW_COUNT;
+    IF unread IS NOT NULL THEN
+        RAISE NOTICE 'some results will be rejected: %', unread;
+    END IF;
+    RETURN queued;
+END
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(tokenkeeper.new_result[]) IS 'As report, for any number of responses with their bodies; returns how many.';

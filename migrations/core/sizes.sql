@@ -110,15 +110,8 @@ RETURN CASE WHEN coalesce(pg_column_size(payload), 0) > tokenkeeper.most_stored(
             END;
 COMMENT ON FUNCTION tokenkeeper.request_size_fault(text, text, text, text, text, json) IS 'Internal: as result_size_fault, for a request.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.check_arguments(names text[], lengths bigint[]) RETURNS void
-LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF (SELECT sum(l) FROM unnest(lengths) AS l) > tokenkeeper.largest_row() THEN
-        RAISE EXCEPTION '%', tokenkeeper.size_words(names, lengths, 'the arguments are') USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'Copy a long list of tokens into tokenkeeper.campaign_token.';
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION tokenkeeper.check_arguments(text[], bigint[]) IS 'Raises 22023 for arguments of a function that are longer than largest_row together.';
+CREATE OR REPLACE FUNCTION tokenkeeper.arguments_fault(names text[], lengths bigint[]) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (SELECT sum(l) FROM unnest(lengths) AS l) > tokenkeeper.largest_row() THEN tokenkeeper.size_words(names, lengths, 'the arguments are') END;
+COMMENT ON FUNCTION tokenkeeper.arguments_fault(text[], bigint[]) IS
+    'Internal: the message about arguments of a function that are longer than largest_row together; null if they are not.';

@@ -88,7 +88,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF tag.token IS NOT NULL AND key IS NULL THEN
-        PERFORM tokenkeeper.raise_malformed_token(tag.token);
+        RAISE EXCEPTION '%', tokenkeeper.token_fault(tag.token) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     fault := CASE
         WHEN octet_length(device) NOT BETWEEN 1 AND 512 THEN 'device_id is ' || octet_length(device) || ' bytes long, expected 1 to 512'
@@ -137,7 +137,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) IS
-    'Adds and removes tags, in the caller''s transaction, of a token (hex), of a device''s current token, or of each current token of a user: give exactly '
+    'Adds and removes tags, in the caller''s transaction, of a token, of a device''s current token, or of each current token of a user: give exactly '
     'one. Returns how many registered tokens that concerns; with 0, nothing is remembered. A tag both added and removed is removed. The new tags count from '
     'now, as those of a registration do, and pass to the device''s next token. A changed token gets the event tagged. Raises 22023 for a token, topic, '
     'environment, device_id, user_id or tag that register refuses, an empty device_id or user_id, an array of over 1000 elements, over 1000 tags of a token, '

@@ -96,31 +96,96 @@ COMMENT ON FUNCTION tokenkeeper.ensure_topic(text, text) IS
     'Internal: the topic_id of an (environment, topic), created if it is new. Raises 22023 for an unknown environment or invalid topic, 55000 for a topic '
     'that has moved.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.typing_distance(one text, other text, most integer) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    letters CONSTANT text[] := string_to_array(typing_distance.other COLLATE "C", NULL);
+    letter text;
+    above integer[] := ARRAY(SELECT generate_series(0, cardinality(letters)));
+    row_of integer[];
+BEGIN
+    FOREACH letter IN ARRAY string_to_array(typing_distance.one COLLATE "C", NULL) LOOP
+        row_of := above;
+        row_of[1] := above[1] + 1;
+        FOR n IN 1..cardinality(letters) LOOP
+            row_of[n + 1] := least(above[n + 1] + 1, row_of[n] + 1, above[n] + (letter <> letters[n])::integer);
+        END LOOP;
+        above := row_of;
+        IF (SELECT min(a) FROM unnest(above) AS a) > most THEN
+            RETURN NULL;
+        END IF;
+    END LOOP;
+    RETURN nullif(least(above[cardinality(letters) + 1], most + 1), most + 1);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.typing_distance(text, text, integer) IS
+    'Internal: how many letters must be typed, deleted or replaced to make one text the other (Levenshtein); null if more than most.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.resembled_topic(topic text, environment text, is_registered boolean DEFAULT false) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- One letter of five may differ. Longer names are not typed.
+    SELECT k.topic FROM (
+        SELECT t.topic, t.topic_id, length(resembled_topic.topic) / 5 AS most FROM tokenkeeper.topic AS t
+        WHERE t.environment = resembled_topic.environment COLLATE "C" AND t.topic <> resembled_topic.topic COLLATE "C"
+          AND octet_length(resembled_topic.topic) <= 100
+          AND abs(octet_length(t.topic) - octet_length(resembled_topic.topic)) <= octet_length(resembled_topic.topic) / 5
+        ORDER BY abs(octet_length(t.topic) - octet_length(resembled_topic.topic)), t.topic LIMIT 300) AS k
+    CROSS JOIN LATERAL (SELECT tokenkeeper.typing_distance(lower(k.topic COLLATE "C"), lower(resembled_topic.topic COLLATE "C"), k.most) AS edits OFFSET 0) AS d
+    WHERE d.edits IS NOT NULL AND (NOT is_registered OR EXISTS (
+        SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = k.topic_id LIMIT 1000) AS l WHERE l.registered_at > '-infinity'))
+    ORDER BY d.edits, k.topic LIMIT 1
+$$;
+COMMENT ON FUNCTION tokenkeeper.resembled_topic(text, text, boolean) IS
+    'The known topic of an environment that another one resembles most: at most a fifth of its letters differs, without regard to case. Null if none does. '
+    'is_registered: only one with registrations. Compares 300 topics of about its length.';
+
+-- Whoever calls these raises the fault: each function in between would be three more lines of CONTEXT for the caller.
+CREATE OR REPLACE FUNCTION tokenkeeper.find_topic(topic text, environment text, OUT topic_id integer, OUT fault text, OUT hint text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    name text COLLATE "C" := find_topic.topic;
+    env text COLLATE "C" := find_topic.environment;
+BEGIN
+    SELECT t.topic_id INTO topic_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    -- The message below shows it.
+    IF tokenkeeper.is_token(name) THEN
+        fault := tokenkeeper.topic_fault(name);
+        hint := 'The topic and the token may be mixed up.';
+        RETURN;
+    END IF;
+    fault := format('topic %s is not known in environment %s', coalesce(quote_literal(left(name, 512)), 'null'), coalesce(quote_literal(left(env, 20)), 'null'));
+    hint := coalesce(
+        (SELECT 'It is known in environment ' || quote_literal(t.environment) || '.' FROM tokenkeeper.topic AS t WHERE t.topic = name LIMIT 1),
+        'Did you mean ' || quote_literal(tokenkeeper.resembled_topic(name, env)) || '?',
+        'tokenkeeper.topic_policy lists the known topics, for a reader or an operator.');
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.find_topic(text, text) IS
+    'Internal: the topic_id of an (environment, topic) that a person named; or what is wrong with it, and the known topic that it resembles.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.known_topic(topic text, environment text) RETURNS integer
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    name text COLLATE "C" := known_topic.topic;
-    env text COLLATE "C" := known_topic.environment;
-    found_id integer;
+    found record := tokenkeeper.find_topic(known_topic.topic, known_topic.environment);
 BEGIN
-    PERFORM tokenkeeper.require_read_committed();
-    SELECT t.topic_id INTO found_id FROM tokenkeeper.topic AS t WHERE t.topic = name AND t.environment = env;
-    IF NOT FOUND THEN
-        -- The message below shows it.
-        IF tokenkeeper.is_token(name) THEN
-            RAISE EXCEPTION '%', tokenkeeper.topic_fault(name) USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        RAISE EXCEPTION 'topic % is not known in environment %', coalesce(quote_literal(left(name, 512)), 'null'),
-            coalesce(quote_literal(left(env, 20)), 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
-                (SELECT 'It is known in environment ' || quote_literal(t.environment) || '.' FROM tokenkeeper.topic AS t WHERE t.topic = name LIMIT 1),
-                (SELECT 'There is ' || quote_literal(t.topic) || '.' FROM tokenkeeper.topic AS t
-                 WHERE t.environment = env AND lower(t.topic) = lower(name) LIMIT 1),
-                'tokenkeeper.topic_policy lists the known topics, for a reader or an operator.');
+    IF tokenkeeper.isolation_fault() IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.isolation_fault() USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
     END IF;
-    RETURN found_id;
+    IF found.fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', found.fault USING ERRCODE = 'invalid_parameter_value', HINT = found.hint;
+    END IF;
+    RETURN found.topic_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.known_topic(text, text) IS
@@ -136,16 +201,43 @@ BEGIN
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF new.gate NOT IN ('enforce', 'observe') THEN
+        RAISE EXCEPTION 'gate is %, expected ''enforce'' or ''observe'', or null for the default', quote_literal(left(new.gate, 20))
+            USING ERRCODE = 'check_violation';
+    END IF;
     -- After the last number come the first ones again.
-    WHILE EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic_id = new.topic_id) LOOP
+    WHILE tg_op = 'INSERT' AND EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE t.topic_id = new.topic_id) LOOP
         new.topic_id := nextval('tokenkeeper.topic_topic_id_seq');
     END LOOP;
     RETURN new;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_topic() IS
-    'Trigger: refuses a policy for an invalid topic. The message of a CHECK would show the topic, which may be a token, and the server would log it. Skips '
-    'numbers that are in use.';
+    'Trigger: refuses a policy for an invalid topic, and an unknown gate. The message of a CHECK would show the topic, which may be a token, and the server '
+    'would log it, and no message of a CHECK says what is expected. Skips numbers that are in use.';
+
+CREATE OR REPLACE FUNCTION tokenkeeper.refuse_unknown_topic() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- Rows of this statement, which may also be an INSERT ... ON CONFLICT. Earlier rows of this transaction count, too.
+    IF EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE age(t.xmin) <= 0) THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'the UPDATE matches no known topic' USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
+        -- As far as the statement has the name, and not a parameter.
+        (SELECT 'Did you mean ' || quote_literal(r.topic) || '?'
+         FROM (SELECT m[1] AS name FROM regexp_matches(left(current_query(), 10000), '''([!-&(-~]{5,100})''', 'g') AS m LIMIT 5) AS said
+         CROSS JOIN LATERAL (
+             SELECT tokenkeeper.resembled_topic(said.name, e) AS topic, strpos(current_query(), quote_literal(e)) > 0 AS is_named
+             FROM unnest(ARRAY['production', 'sandbox']) AS e) AS r
+         WHERE r.topic IS NOT NULL ORDER BY r.is_named DESC LIMIT 1),
+        'tokenkeeper.topic_policy lists the known topics. INSERT adds one.');
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.refuse_unknown_topic() IS
+    'Trigger: an UPDATE of topic_policy that changes nothing, because its topic or environment is mistyped, must not look like success.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER

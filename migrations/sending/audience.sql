@@ -4,41 +4,47 @@
 -- token of the ledger.
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_of(
-    of_tags text, of_device text, of_user text, of_tokens text[], of_everyone boolean, OUT kind text, OUT value text, OUT tokens text[])
+    of_tags text, of_device text, of_user text, of_tokens text[], of_everyone boolean,
+    OUT kind text, OUT value text, OUT tokens text[], OUT fault text, OUT hint text)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     given integer := (of_tags IS NOT NULL)::integer + (of_device IS NOT NULL)::integer + (of_user IS NOT NULL)::integer
                      + (of_tokens IS NOT NULL)::integer + coalesce(of_everyone, false)::integer;
-    wrong bigint;
+    said text;
 BEGIN
+    hint := 'tokenkeeper.audience_size counts an audience.';
     IF given <> 1 THEN
-        RAISE EXCEPTION 'addressed is %, expected one of tags, device_id, user_id, tokens and everyone',
-            CASE given WHEN 0 THEN 'nobody' ELSE 'more than one' END USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'everyone => true addresses all tokens of the topic; a variable that is null by mistake must not do so.';
+        fault := format('addressed is %s, expected one of tags, device_id, user_id, tokens and everyone',
+                        CASE given WHEN 0 THEN 'nobody' ELSE 'more than one' END);
+        hint := 'everyone => true addresses all tokens of the topic; a variable that is null by mistake must not do so.';
+        RETURN;
     END IF;
     kind := CASE WHEN of_tags IS NOT NULL THEN 'tags' WHEN of_device IS NOT NULL THEN 'device' WHEN of_user IS NOT NULL THEN 'user'
                  WHEN of_tokens IS NOT NULL THEN 'tokens' ELSE 'everyone' END;
     value := coalesce(of_tags, tokenkeeper.device_name(of_device), of_device, of_user);
     IF kind IN ('device', 'user') AND octet_length(value) NOT BETWEEN 1 AND 512 THEN
-        RAISE EXCEPTION '%_id is % bytes long, expected 1 to 512', kind, octet_length(value) USING ERRCODE = 'invalid_parameter_value';
+        fault := format('%s_id is %s bytes long, expected 1 to 512', kind, octet_length(value));
     END IF;
     IF kind = 'tags' THEN
-        PERFORM tokenkeeper.tag_query(value);
+        BEGIN
+            PERFORM tokenkeeper.tag_query(value);
+        EXCEPTION WHEN invalid_parameter_value THEN
+            GET STACKED DIAGNOSTICS fault = MESSAGE_TEXT, said = PG_EXCEPTION_HINT;
+            hint := coalesce(nullif(said, ''), hint);
+        END;
     END IF;
     IF kind = 'tokens' THEN
-        SELECT min(t.n) INTO wrong FROM unnest(of_tokens) WITH ORDINALITY AS t (token, n) WHERE tokenkeeper.token_key(t.token) IS NULL;
-        IF wrong IS NOT NULL THEN
-            RAISE EXCEPTION 'token % is malformed, expected 1 to 512 bytes in hex', wrong USING ERRCODE = 'invalid_parameter_value';
-        END IF;
-        tokens := ARRAY(SELECT DISTINCT encode(tokenkeeper.token_key(t.token), 'hex') COLLATE "C" FROM unnest(of_tokens) AS t (token) ORDER BY 1);
+        hint := 'tokenkeeper.token_fault says why a token cannot be read.';
+        fault := coalesce(tokenkeeper.unreadable(of_tokens), CASE WHEN EXISTS (SELECT FROM unnest(of_tokens) AS t WHERE t IS NULL) THEN 'a token is null' END);
+        tokens := CASE WHEN fault IS NULL THEN ARRAY(SELECT DISTINCT encode(tokenkeeper.token_key(t.token), 'hex') COLLATE "C" FROM unnest(of_tokens) AS t (token) ORDER BY 1) END;
     END IF;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_of(text, text, text, text[], boolean) IS
-    'The audience of a campaign: its kind; its tag expression, device_id or user_id; and its tokens, in order and without duplicates. Raises 22023 unless '
-    'exactly one audience is given, for a malformed token, and for an invalid tag expression.';
+    'Internal: the audience of a campaign: its kind; its tag expression, device_id or user_id; and its tokens, in order and without duplicates. Or the fault: '
+    'not exactly one audience is given, a token cannot be read, or the tag expression is invalid.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.audience_condition(kind text, value text, observes boolean, by_index boolean) RETURNS text
 LANGUAGE plpgsql STABLE
@@ -88,18 +94,23 @@ SET search_path = pg_catalog, pg_temp
 SET jit = off
 AS $$
 DECLARE
+    fault text := tokenkeeper.arguments_fault(
+        '{topic,environment,tags,device_id,user_id,tokens}',
+        ARRAY[octet_length(audience_size.topic), octet_length(audience_size.environment), octet_length(audience_size.tags),
+              octet_length(audience_size.device_id), octet_length(audience_size.user_id),
+              (SELECT sum(octet_length(t)) FROM unnest(audience_size.tokens) AS t)]);
     asked record;
     of_topic integer := tokenkeeper.known_topic(audience_size.topic, coalesce(audience_size.environment, 'production'));
     observes boolean := (SELECT t.gate IS NOT DISTINCT FROM 'observe' FROM tokenkeeper.topic AS t WHERE t.topic_id = of_topic);
     size bigint;
 BEGIN
-    PERFORM tokenkeeper.check_arguments(
-        '{topic,environment,tags,device_id,user_id,tokens}',
-        ARRAY[octet_length(audience_size.topic), octet_length(audience_size.environment), octet_length(audience_size.tags),
-              octet_length(audience_size.device_id), octet_length(audience_size.user_id),
-              (SELECT sum(octet_length(t)) FROM unnest(audience_size.tokens) AS t)]);
-    SELECT a.kind, a.value, a.tokens INTO asked
-    FROM tokenkeeper.audience_of(audience_size.tags, audience_size.device_id, audience_size.user_id, audience_size.tokens, audience_size.everyone) AS a;
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    asked := tokenkeeper.audience_of(audience_size.tags, audience_size.device_id, audience_size.user_id, audience_size.tokens, audience_size.everyone);
+    IF asked.fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', asked.fault USING ERRCODE = 'invalid_parameter_value', HINT = asked.hint;
+    END IF;
     IF asked.kind = 'tokens' THEN
         SELECT count(*) INTO size FROM unnest(asked.tokens) AS t (token)
         WHERE observes OR (SELECT true FROM tokenkeeper.suppression AS s
@@ -113,7 +124,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
     'How many tokens enqueue would address now with the same audience. Counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
-    'none or several audiences, an invalid tag expression, or a malformed token; 25001 unless READ COMMITTED.';
+    'none or several audiences, an invalid tag expression, or a token that cannot be read; 25001 unless READ COMMITTED.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
 LANGUAGE plpgsql

@@ -135,6 +135,17 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.new_campaign_id() IS 'The campaign_id for a new campaign, which no campaign has.';
 
+CREATE OR REPLACE FUNCTION tokenkeeper.campaign_fault(scheduled_at timestamptz, name text, idempotency_key text, max_per_second integer) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN NOT isfinite(scheduled_at) THEN 'scheduled_at is infinite, expected a finite instant, or null'
+    WHEN octet_length(name) > 200 THEN 'name is ' || octet_length(name) || ' bytes long, expected at most 200'
+    WHEN octet_length(idempotency_key) NOT BETWEEN 1 AND 200 THEN 'idempotency_key is ' || octet_length(idempotency_key) || ' bytes long, expected 1 to 200'
+    WHEN max_per_second NOT BETWEEN 1 AND 1000000 THEN 'max_per_second is ' || max_per_second || ', expected 1 to 1000000, or null'
+END;
+COMMENT ON FUNCTION tokenkeeper.campaign_fault(timestamptz, text, text, integer) IS
+    'Internal: what is wrong with these arguments of enqueue; null if nothing. See send_fault for the others.';
+
 CREATE OR REPLACE FUNCTION tokenkeeper.add_campaign(
     payload json, topic text, environment text, tags text, push_type text, priority integer, expiration timestamptz, collapse_id text,
     scheduled_at timestamptz, device_id text, user_id text, tokens text[], everyone boolean, name text, idempotency_key text, max_per_second integer,
@@ -154,28 +165,25 @@ DECLARE
     -- Bytes that are not UTF-8 stay as they are.
     encoding CONSTANT name COLLATE "C" := CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END;
     asked record;
+    named record;
     hash bytea;
     known bytea;
 BEGIN
-    fault := coalesce(fault, CASE
-        WHEN NOT isfinite(add_campaign.scheduled_at) THEN 'scheduled_at is infinite, expected a finite instant, or null'
-        WHEN octet_length(add_campaign.name) > 200 THEN 'name is ' || octet_length(add_campaign.name) || ' bytes long, expected at most 200'
-        WHEN octet_length(add_campaign.idempotency_key) NOT BETWEEN 1 AND 200
-            THEN 'idempotency_key is ' || octet_length(add_campaign.idempotency_key) || ' bytes long, expected 1 to 200'
-        WHEN add_campaign.max_per_second NOT BETWEEN 1 AND 1000000
-            THEN 'max_per_second is ' || add_campaign.max_per_second || ', expected 1 to 1000000, or null' END);
+    fault := coalesce(fault, tokenkeeper.campaign_fault(
+        add_campaign.scheduled_at, add_campaign.name, add_campaign.idempotency_key, add_campaign.max_per_second));
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT a.kind, a.value, a.tokens INTO asked
-    FROM tokenkeeper.audience_of(add_campaign.tags, add_campaign.device_id, add_campaign.user_id, add_campaign.tokens, add_campaign.everyone) AS a;
+    asked := tokenkeeper.audience_of(add_campaign.tags, add_campaign.device_id, add_campaign.user_id, add_campaign.tokens, add_campaign.everyone);
+    IF asked.fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', asked.fault USING ERRCODE = 'invalid_parameter_value', HINT = asked.hint;
+    END IF;
     -- Everything that changes what is sent, to whom and when.
     hash := sha256(convert_to(jsonb_build_object(
         'payload', body, 'topic', the_topic, 'environment', env, 'push_type', kind, 'priority', add_campaign.priority,
         'expiration', extract(epoch FROM add_campaign.expiration), 'collapse_id', add_campaign.collapse_id,
-        'scheduled_at', extract(epoch FROM add_campaign.scheduled_at), 'max_per_second', add_campaign.max_per_second,
-        'kind', asked.kind, 'audience', asked.value,
-        'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), encoding)), 'hex'))::text, encoding));
+        'scheduled_at', extract(epoch FROM add_campaign.scheduled_at), 'max_per_second', add_campaign.max_per_second, 'kind', asked.kind,
+        'audience', asked.value, 'tokens', encode(sha256(convert_to(coalesce(array_to_string(asked.tokens, ' '), ''), encoding)), 'hex'))::text, encoding));
     is_new := false;
     FOR attempt IN 1..2 LOOP
         IF add_campaign.idempotency_key IS NOT NULL THEN
@@ -188,10 +196,13 @@ BEGIN
                 USING ERRCODE = 'unique_violation', HINT = 'Repeat the call.';
         END IF;
         -- Not for a repetition of what was accepted in time.
-        IF add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp() THEN
-            RAISE EXCEPTION 'expiration has passed, expected a later instant, ''epoch'' or null' USING ERRCODE = 'invalid_parameter_value';
+        named := tokenkeeper.find_topic(the_topic, env);
+        fault := CASE WHEN add_campaign.expiration > 'epoch' AND add_campaign.expiration <= clock_timestamp()
+                      THEN 'expiration has passed, expected a later instant, ''epoch'' or null' ELSE named.fault END;
+        IF fault IS NOT NULL THEN
+            RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(named.hint, 'Null is no expiration.');
         END IF;
-        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic_id = tokenkeeper.known_topic(the_topic, env) AND tokenkeeper.is_here(t.topic, t.moved_to));
+        of_topic := (SELECT t.topic_id FROM tokenkeeper.topic AS t WHERE t.topic_id = named.topic_id AND tokenkeeper.is_here(t.topic, t.moved_to));
         fault := CASE WHEN add_campaign.confirm IS NOT TRUE THEN tokenkeeper.confirmation_fault(
             of_topic, CASE asked.kind WHEN 'tags' THEN asked.value END, asked.kind = 'everyone', cardinality(asked.tokens)) END;
         IF fault IS NOT NULL THEN
@@ -210,8 +221,7 @@ BEGIN
         ON CONFLICT DO NOTHING
         RETURNING c.campaign_id INTO campaign_id;
         is_new := campaign_id IS NOT NULL;
-        INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token)
-        SELECT add_campaign.campaign_id, NULL, t FROM unnest(asked.tokens) AS t WHERE is_new;
+        INSERT INTO tokenkeeper.campaign_token (campaign_id, given_in, token) SELECT add_campaign.campaign_id, NULL, t FROM unnest(asked.tokens) AS t WHERE is_new;
         EXIT WHEN is_new;
     END LOOP;
     IF NOT is_new AND known IS DISTINCT FROM hash THEN
@@ -247,17 +257,23 @@ AS $$
 DECLARE
     env text COLLATE "C" := coalesce(enqueue.environment, 'production');
     added record;
-    fault text;
-BEGIN
-    PERFORM tokenkeeper.check_arguments(
+    fault text := tokenkeeper.arguments_fault(
         '{payload,topic,environment,tags,push_type,collapse_id,device_id,user_id,name,idempotency_key,tokens}',
         ARRAY[tokenkeeper.length_of_payload(enqueue.payload), octet_length(enqueue.topic), octet_length(enqueue.environment), octet_length(enqueue.tags),
               octet_length(enqueue.push_type), octet_length(enqueue.collapse_id), octet_length(enqueue.device_id), octet_length(enqueue.user_id),
               octet_length(enqueue.name), octet_length(enqueue.idempotency_key), (SELECT sum(octet_length(t)) FROM unnest(enqueue.tokens) AS t)]);
-    SELECT a.campaign_id, a.is_new, a.of_topic INTO added FROM tokenkeeper.add_campaign(
+BEGIN
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value', HINT = 'Copy a long list of tokens into tokenkeeper.campaign_token.';
+    END IF;
+    IF tokenkeeper.isolation_fault() IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.isolation_fault() USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
+    -- An assignment, because a query would be a line of CONTEXT in each error.
+    added := tokenkeeper.add_campaign(
         enqueue.payload, enqueue.topic, enqueue.environment, enqueue.tags, enqueue.push_type, enqueue.priority, enqueue.expiration, enqueue.collapse_id,
         enqueue.scheduled_at, enqueue.device_id, enqueue.user_id, enqueue.tokens, enqueue.everyone, enqueue.name, enqueue.idempotency_key,
-        enqueue.max_per_second, enqueue.confirm) AS a;
+        enqueue.max_per_second, enqueue.confirm);
     IF NOT added.is_new THEN
         IF EXISTS (SELECT FROM tokenkeeper.campaign AS c WHERE c.campaign_id = added.campaign_id AND c.state = 'cancelled') THEN
             RAISE NOTICE 'campaign % has this idempotency_key and is cancelled: nothing is sent', added.campaign_id
@@ -283,13 +299,14 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Creates a campaign: one notification to the sendable tokens of an audience. Returns its campaign_id. Give exactly one audience: tags (an expression, '
-    'such as follows_RedSox && !muted: see tag_query), device_id, user_id, tokens (hex; a long list goes into campaign_token), or everyone => true. payload, '
+    'such as follows_RedSox && !muted: see tag_query), device_id, user_id, tokens (a long list goes into campaign_token), or everyone => true. payload, '
     'push_type, priority, expiration, collapse_id, scheduled_at: as in send_request. max_per_second: 1 to 1000000, by all daemons together; null for no '
     'limit. The daemons address the audience after COMMIT, and send. After expiration no more tokens are addressed, unsent requests fail, and the campaign '
     'ends. The campaign and its idempotency_key belong to the login role (session_user). The same key with the same content, including the list in '
     'campaign_token, returns the same campaign_id while the campaign is kept. A NOTICE says if no running daemon has a credential for the topic. Raises '
     '22023 for what APNs would refuse, an expiration that has passed or is not later than scheduled_at, an unknown topic, none or several audiences, an '
-    'invalid tag expression or malformed token (with its position), an audience that needs confirm => true (see topic_policy.confirm_share), arguments over '
+    'invalid tag expression, tokens that cannot be read (how many, and why the first), an audience that needs confirm => true (see '
+    'topic_policy.confirm_share), arguments over '
     '16 MiB together, or a key used with other content; 25001 unless READ COMMITTED; 55000 for a topic that has moved; 23505 if another transaction has just '
     'used the key or the id: repeat the call.';
 
@@ -302,7 +319,7 @@ DECLARE
 BEGIN
     -- A CHECK would show the token in its message, and the server would log it.
     IF EXISTS (SELECT FROM added AS a WHERE tokenkeeper.token_key(a.token) IS NULL) THEN
-        RAISE EXCEPTION 'a token is malformed, expected 1 to 512 bytes in hex' USING ERRCODE = 'check_violation', TABLE = 'campaign_token',
+        RAISE EXCEPTION '%', coalesce(tokenkeeper.unreadable(ARRAY(SELECT a.token FROM added AS a)), 'a token is null') USING ERRCODE = 'check_violation', TABLE = 'campaign_token',
             SCHEMA = 'tokenkeeper', COLUMN = 'token';
     END IF;
     -- Not what enqueue adds.
@@ -325,7 +342,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.check_campaign_token() IS
     'Trigger: only the transaction that creates a campaign with tokens, or one that repeats its list with its idempotency_key, may copy tokens to it. Has '
-    'the list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a malformed token.';
+    'the list checked at COMMIT. Raises 55000 for any other campaign, and 23514 for a token that cannot be read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.close_campaign_list() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -375,7 +392,9 @@ DECLARE
     found_one tokenkeeper.campaign;
 BEGIN
     -- An older snapshot would not show what the daemons have returned meanwhile.
-    PERFORM tokenkeeper.require_read_committed();
+    IF tokenkeeper.isolation_fault() IS NOT NULL THEN
+        RAISE EXCEPTION '%', tokenkeeper.isolation_fault() USING ERRCODE = 'active_sql_transaction', HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED';
+    END IF;
     SELECT c.* INTO found_one FROM tokenkeeper.campaign AS c WHERE c.campaign_id = lock_campaign.campaign_id;
     -- Not the campaigns of others, which could be held up.
     IF FOUND AND tokenkeeper.may_manage_campaign(found_one.created_by) THEN

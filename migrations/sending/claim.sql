@@ -25,7 +25,7 @@ BEGIN
                  THEN 'it was interrupted while it was being sent, and its expiration allows only one attempt'
              WHEN u.expiration = 'epoch' AND u.first_sent_at < now() - interval '30 seconds'
                  THEN 'its expiration allows only one attempt, and 30 seconds have passed since the first' || coalesce(': ' || left(u.last_error, 500), '')
-             WHEN u.key IS NULL THEN 'device token is ' || coalesce(length(u.token) || ' characters', 'missing') || ', expected 1 to 512 bytes in hex'
+             WHEN u.key IS NULL THEN tokenkeeper.token_fault(u.token)
              WHEN u.expiration > 'epoch' AND u.expiration <= now() AND (u.asked_for < u.expiration) IS NOT FALSE
                  THEN 'its expiration passed before it could be sent'
              WHEN u.payload_fault IS NOT NULL THEN u.payload_fault

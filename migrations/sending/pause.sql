@@ -6,10 +6,12 @@ CREATE OR REPLACE FUNCTION tokenkeeper.pause_sending(topic text, environment tex
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 DECLARE
     the_topic text COLLATE "C" := pause_sending.topic;
     the_environment text COLLATE "C" := coalesce(pause_sending.environment, 'production');
+    known record;
 BEGIN
     -- A typing error must not look like a pause.
     IF the_environment NOT IN ('production', 'sandbox') OR coalesce(the_topic, '') = '' THEN
@@ -20,6 +22,15 @@ BEGIN
     END IF;
     IF octet_length(pause_sending.reason) > 1000 THEN
         RAISE EXCEPTION 'reason is % bytes long, expected at most 1000', octet_length(pause_sending.reason) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    known := tokenkeeper.find_topic(the_topic, the_environment);
+    -- Nobody needs to have registered for a topic that has requests. A partial index each.
+    IF known.fault IS NOT NULL
+        AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NULL
+                        AND left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment)
+        AND NOT EXISTS (SELECT FROM tokenkeeper.send_request AS r WHERE r.claimed_by IS NOT NULL
+                        AND left(coalesce(r.topic, ''), 513) = the_topic AND left(coalesce(r.environment, 'production'), 20) = the_environment) THEN
+        RAISE EXCEPTION '%', known.fault USING ERRCODE = 'invalid_parameter_value', HINT = known.hint;
     END IF;
     INSERT INTO tokenkeeper.paused_topic AS h (environment, topic, reason)
     VALUES (the_environment, the_topic, coalesce(pause_sending.reason, ''))
@@ -33,7 +44,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_sending(text, text, text) IS
     'Pauses a topic: no daemon claims its requests until resume_sending. Returns false if it was already paused; the earlier reason stays. '
-    'Raises 22023 for a missing topic, a topic over 512 bytes, an unknown environment, or a reason over 1000 bytes.';
+    'Raises 22023 for a topic that is unknown and has no request, an unknown environment, or a reason over 1000 bytes.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_sending(topic text, environment text DEFAULT 'production') RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER

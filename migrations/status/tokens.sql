@@ -55,7 +55,8 @@ FROM tokenkeeper.token_event_log AS e
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token_event IS
     'The history: the transitions of tokens, with both instants before and after: registered (the first time only), invalidated, revived, superseded, '
-    'unregistered_by_app, late_feedback_ignored, pruned, reinstated, tagged (by the function tag). What changes nothing leaves no event.';
+    'unregistered_by_app, late_feedback_ignored, pruned, reinstated, tagged (by the function tag), '
+    'user_changed (user_id is the new one). What changes nothing leaves no event.';
 COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
 COMMENT ON COLUMN tokenkeeper.token_event.source_id IS 'The registration_source that caused it; null for everything else.';
 COMMENT ON COLUMN tokenkeeper.token_event.transaction_id IS

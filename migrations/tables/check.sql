@@ -123,7 +123,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH queued AS MATERIALIZED (
         SELECT DISTINCT r.topic COLLATE "C" AS topic, coalesce(r.environment, 'production') COLLATE "C" AS environment,
-               coalesce(tokenkeeper.token_key(r.token), decode(tokenkeeper.parse_token(r.token), 'hex')) AS key
+               tokenkeeper.token_key(r.token) AS key
         FROM tokenkeeper.registration AS r WHERE r.topic = ANY (topics)
     )
     SELECT ARRAY(SELECT q.key IS NOT NULL FROM unnest(topics, environments, keys) WITH ORDINALITY AS k (topic, environment, key, n)
@@ -153,7 +153,7 @@ BEGIN
     FROM (SELECT f.n, t.topic_id, f.topic, f.environment, k.token_key, f.registered_at, tokenkeeper.difference(
               ROW(f.environment, f.topic, f.token, f.registered_at, f.device_id, f.user_id, f.tags)::tokenkeeper.fact, f.is_out, l.entry, sources) AS difference
           FROM ROWS FROM (unnest(compare_facts.facts), unnest(outs)) WITH ORDINALITY AS f (environment, topic, token, registered_at, device_id, user_id, tags, is_out, n)
-          CROSS JOIN LATERAL (SELECT decode(tokenkeeper.parse_token(f.token), 'hex') AS token_key OFFSET 0) AS k
+          CROSS JOIN LATERAL (SELECT tokenkeeper.token_key(f.token) AS token_key OFFSET 0) AS k
           LEFT JOIN tokenkeeper.topic AS t ON t.topic = f.topic AND t.environment = f.environment
           LEFT JOIN LATERAL (SELECT e AS entry FROM tokenkeeper.ledger AS e WHERE e.topic_id = t.topic_id AND e.token_key = k.token_key OFFSET 0) AS l ON true
           -- What no registration can say is rejected, and no difference.

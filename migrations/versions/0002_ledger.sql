@@ -11,16 +11,87 @@
 -- Collation: each text column with an index is COLLATE "C". Byte order survives an upgrade of glibc or ICU, and the caller's
 -- collation cannot keep an index from being used.
 
--- Versioned, because an index calls it (see 0007_outbox).
-CREATE FUNCTION tokenkeeper.token_key(token text) RETURNS bytea
+-- Device tokens as people store them: parse_token reads them, for the gate, registrations, results, requests, attached tables and files. A token is read in
+-- one way only, or not at all: what could be two tokens, or no token, is refused. Swift has the same rule for results: DeviceToken(spelled:). Versioned,
+-- because indexes call token_key (see 0007_outbox).
+
+CREATE FUNCTION tokenkeeper.parse_decorated_token(token text, base64 boolean) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- Space, tab, line feed, carriage return.
+    blank text COLLATE "C" := ' ' || chr(9) || chr(10) || chr(13);
+    plain text COLLATE "C";
+    in_base64 text COLLATE "C";
+BEGIN
+    -- 512 bytes as 'ab cd ...', with some room. Regular expressions on megabytes would take a second.
+    IF token IS NULL OR octet_length(token) > 4096 THEN
+        RETURN NULL;
+    END IF;
+    IF getdatabaseencoding() = 'UTF8' THEN
+        -- Byte order mark (as in the first line of a file), no-break space. Not in an expression with CASE: chr is computed in advance, and fails in another
+        -- encoding.
+        blank := blank || chr(65279) || chr(160);
+    END IF;
+    plain := btrim(token COLLATE "C", blank);
+    -- <abcdef01 23456789>: the description of NSData.
+    IF plain ~ '^<.*>$' THEN
+        plain := btrim(substr(plain, 2, length(plain) - 2), blank);
+    END IF;
+    -- 0x, and backslash x as PostgreSQL writes bytea.
+    IF plain ~* '^0x' OR starts_with(plain, chr(92) || 'x') THEN
+        plain := substr(plain, 3);
+    END IF;
+    -- AB-CD-EF and AB:CD:EF, byte by byte. Other groups are something else: a UUID, for example.
+    IF plain ~ '^[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2})+$' OR plain ~ '^[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2})+$' THEN
+        plain := translate(plain, '-:', '');
+    ELSE
+        plain := translate(plain, blank, '');
+    END IF;
+    IF octet_length(plain) > 1024 OR plain !~ '^(?:[0-9A-Fa-f]{2})+$' THEN
+        plain := NULL;
+    END IF;
+    -- The base64 of 16 random bytes or more does not consist of hex digits only.
+    IF base64 AND coalesce(octet_length(plain) < 32, true)
+        AND token COLLATE "C" !~ '[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}' THEN
+        in_base64 := translate(token COLLATE "C", '-_' || blank, '+/');
+        IF in_base64 ~ '^[0-9A-Za-z+/]+={0,2}$' AND (strpos(in_base64, '=') = 0 OR octet_length(in_base64) % 4 = 0) THEN
+            in_base64 := rtrim(in_base64, '=');
+            IF octet_length(in_base64) % 4 <> 1 AND octet_length(in_base64) * 3 / 4 BETWEEN 1 AND 512 THEN
+                RETURN encode(decode(in_base64 || repeat('=', -octet_length(in_base64) & 3), 'base64'), 'hex');
+            END IF;
+        END IF;
+    END IF;
+    RETURN lower(plain);
+END
+$$;
+COMMENT ON FUNCTION tokenkeeper.parse_decorated_token(text, boolean) IS
+    'Internal: the part of parse_token for what is not plain hex.';
+
+-- One expression, which the planner puts in place of the call: plain hex costs a regular expression and no call.
+CREATE FUNCTION tokenkeeper.parse_token(token text, base64 boolean DEFAULT false) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
-    -- decode() alone would accept white space.
-    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$'
-    THEN decode(token, 'hex')
+    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$' AND (base64 IS NOT TRUE OR octet_length(token) >= 32)
+    THEN lower(token COLLATE "C")
+    ELSE tokenkeeper.parse_decorated_token(token, base64)
 END;
+COMMENT ON FUNCTION tokenkeeper.parse_token(text, boolean) IS
+    'A device token as the ledger writes it, in lower-case hex. Reads hex in either case; <abcdef01 23456789>, as NSData describes itself; with spaces; '
+    'after 0x or a backslash and x; and with dashes or colons between the bytes (AB-CD-EF). With base64 => true also base64 and base64url, with or without '
+    'padding; a text that is both hex and base64 is then base64, except for 32 or more hex digits. Null for anything else, or if it is not 1 to 512 bytes: '
+    'token_fault says why. Never raises an error.';
+
+CREATE FUNCTION tokenkeeper.token_key(token text) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- As parse_token, without lower(), which would cost the gate a tenth.
+RETURN decode(CASE
+    WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$' THEN token
+    ELSE tokenkeeper.parse_decorated_token(token, false)
+END, 'hex');
 COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
-    'The key of a device token: the bytes of its hex text, in either case. Null unless the text is 1 to 512 bytes in hex.';
+    'The key of a device token: its bytes, whatever the spelling that parse_token reads. Null if it cannot be read.';
 
 -- Versioned, because an index calls it. In plpgsql, so that it is never inlined: the planner inlines a function only for roles that may execute it,
 -- and it keeps the index's expression for the session, so a query by another role in the same session would not match the index.

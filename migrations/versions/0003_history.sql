@@ -17,7 +17,7 @@ CREATE TABLE tokenkeeper.token_event_log (
     topic_id           integer NOT NULL,
     token_key          bytea NOT NULL,
     event              text NOT NULL CHECK (event IN ('registered', 'invalidated', 'revived', 'superseded',
-        'unregistered_by_app', 'late_feedback_ignored', 'pruned', 'reinstated', 'tagged')),
+        'unregistered_by_app', 'late_feedback_ignored', 'pruned', 'reinstated', 'tagged', 'user_changed')),
     cause              text,
     reason             text,
     device_id          text COLLATE "C",

@@ -27,7 +27,7 @@ COMMENT ON TABLE tokenkeeper.send_result IS
     'fail the statement.';
 COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
-COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token in hex, in either case.';
+COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token, in any form that parse_token reads.';
 COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status of the response. 200s are counted.';
 COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim; or null.';
 COMMENT ON COLUMN tokenkeeper.send_result.apns_id IS 'The apns-id header of the response, or null.';

@@ -40,7 +40,7 @@ COMMENT ON TABLE tokenkeeper.send_request IS
     'payload. Null means the default. A request that cannot be sent fails no statement: it goes to failed_send with the error.';
 COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production or sandbox.';
 COMMENT ON COLUMN tokenkeeper.send_request.topic IS 'The apns-topic header, such as com.example.app.';
-COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token in hex, in either case.';
+COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token, in any form that parse_token reads.';
 COMMENT ON COLUMN tokenkeeper.send_request.payload IS
     'A JSON object of at most 4096 bytes (VoIP: 5120) without blanks between its parts, as it is sent. Checked by the claim.';
 COMMENT ON COLUMN tokenkeeper.send_request.push_type IS

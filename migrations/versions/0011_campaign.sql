@@ -164,7 +164,7 @@ COMMENT ON TABLE tokenkeeper.campaign_token IS
     'counts once. Raises 22023 at COMMIT for a list that needs confirm => true. A transaction that repeats enqueue with its idempotency_key copies the same '
     'list, or none, and adds nothing; another list raises 22023 at COMMIT. A row is deleted once its token is addressed.';
 COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token; null if enqueue was given it.';
-COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token in hex, in either case. A malformed one raises 23514.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token, in any form that parse_token reads. Any other raises 23514.';
 
 CREATE INDEX campaign_token_key ON tokenkeeper.campaign_token (campaign_id, tokenkeeper.token_key(token));
 

@@ -114,7 +114,7 @@ public enum Interpretation {
         guard let text = result.token, !text.isEmpty else {
             throw Unintelligible(message: "device token is missing, expected hex")
         }
-        guard let token = DeviceToken(hex: text) else {
+        guard let token = DeviceToken(spelled: text) else {
             // Only the beginning: the text may be a whole token with an extra blank, and logs must not show whole tokens.
             throw Unintelligible(
                 message: "device token \(quoted(text, atMost: 8)) (\(text.utf8.count) bytes of text) is not hex of "

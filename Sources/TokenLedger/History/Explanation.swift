@@ -60,6 +60,8 @@ public enum Explanation {
             let (earlier, later) = HistoryMoment.pair(said ?? registered, registered)
             return "came too late and was ignored: \(claim(event.cause, event.reason, nil))"
                 + (said == nil ? "" : " as of \(earlier)") + ", which is earlier than the last registration, \(later)"
+        case "user_changed":
+            return event.userID.map { "passed to user \($0)" } ?? "belongs to no user any more"
         case "tagged": return "its tags were changed: \(event.reason ?? "")"
         case "pruned" where event.cause == "dormant":
             return "pruned: not registered again since \(time(event.registeredBefore))"

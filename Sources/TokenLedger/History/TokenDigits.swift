@@ -1,4 +1,7 @@
-/// A device token as a person enters it: whole, or its first digits. 8 to 1024 hex digits, kept in lower case.
+internal import TokenModel
+
+/// A device token as a person enters it: whole, in any form that `tokenkeeper.parse_token` reads, or its first digits. 8 to 1024 hex
+/// digits, kept in lower case.
 ///
 /// Logs show the first 8 digits. Fewer digits would match too many tokens to be useful.
 public struct TokenDigits: Equatable, Sendable {
@@ -11,9 +14,10 @@ public struct TokenDigits: Equatable, Sendable {
     /// The digits of the longest token: 512 bytes.
     static let most = 1024
 
-    /// - Returns: Nil unless the text consists of 8 to 1024 hex digits, in either case.
+    /// - Returns: Nil unless the text has 8 to 1024 hex digits, in either case.
     public init?(_ text: String) {
-        let lower = text.lowercased()
+        // An odd number of digits is the beginning of a token.
+        let lower = DeviceToken(spelled: text)?.hex ?? text.lowercased()
         guard (Self.shown...Self.most).contains(lower.utf8.count),
             lower.utf8.allSatisfy({
                 ("0"..."9").contains(Unicode.Scalar($0)) || ("a"..."f").contains(Unicode.Scalar($0))

@@ -9,7 +9,7 @@ struct StatusWarning {
 
     static let all = [
         amended, doubtful, deadRows, erasures, mixedUp, notKeptRegistrations, notKept, published, restored, sequences,
-        transactionIDs, unregistered,
+        transactionIDs, unregistered, unknownTopics,
     ]
 
     /// An SQL condition on a row `s` of `pg_stat_user_tables`: it has more dead rows than twice what lets autovacuum begin. Not for the partitions of
@@ -107,11 +107,42 @@ struct StatusWarning {
               AND NOT EXISTS (
                   SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
                   WHERE l.registered_at > now() - interval '24 hours')
+              -- Otherwise it is an unknown topic.
+              AND EXISTS (
+                  SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
+                  WHERE l.registered_at > '-infinity')
             GROUP BY c.topic, c.environment
             -- Since yesterday, and still.
             HAVING max(c.hour) > now() - interval '24 hours'
                AND least(min(t.first_seen), min(c.hour)) < now() - interval '24 hours'
             ORDER BY c.topic, c.environment
+            """)
+
+    /// Topics with results or a policy that no app registers for. At once: a mistyped one has no other trace. One with a policy may be new, so only if
+    /// it resembles another.
+    private static let unknownTopics = StatusWarning(
+        name: "unknown topics",
+        statement: """
+            SELECT CASE WHEN u.has_results
+                       THEN format('%s (%s) has results, but no token of it was ever registered: %s', u.topic, u.environment,
+                                   coalesce('is it ' || r.topic || '?', 'does the app call tokenkeeper.register?'))
+                       ELSE format('%s (%s) has a policy, but no token of it was ever registered: is it %s?', u.topic, u.environment, r.topic) END
+            FROM (SELECT k.topic, k.environment, bool_or(k.has_results) AS has_results
+                  FROM (SELECT c.topic, c.environment, true AS has_results FROM tokenkeeper.result_count AS c
+                        WHERE c.hour > now() - interval '24 hours' AND c.environment IN ('production', 'sandbox') AND c.topic NOT IN ('', '(other)')
+                        UNION
+                        SELECT t.topic, t.environment, false FROM tokenkeeper.topic AS t
+                        WHERE num_nonnulls(t.gate, t.suppressed_retention, t.dormant_after, t.guard_allowance, t.guard_max_share, t.prune_allowance,
+                                           t.prune_max_share, t.background_per_hour, t.max_per_second, t.alerts_per_day, t.confirm_share) > 0
+                          AND t.moved_to IS NULL) AS k
+                  LEFT JOIN tokenkeeper.topic AS t ON t.topic = k.topic AND t.environment = k.environment
+                  WHERE NOT EXISTS (
+                      SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
+                      WHERE l.registered_at > '-infinity')
+                  GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 20) AS u
+            CROSS JOIN LATERAL (SELECT tokenkeeper.resembled_topic(u.topic, u.environment, is_registered => true) AS topic OFFSET 0) AS r
+            WHERE u.has_results OR r.topic IS NOT NULL
+            ORDER BY u.has_results DESC, u.topic, u.environment
             """)
 
     /// Has its own index, result_count_doubtful_410.

@@ -263,9 +263,9 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     @Test(arguments: [
-        "", " ", "0", "0g", "zz", "0x00", "00 ", " 00", "00\n", "é0", "00ff1", String(repeating: "00", count: 513),
+        "", " ", "0", "0g", "zz", "0x0", "00,", "<00", "0-0", "é0", "00ff1", String(repeating: "00", count: 513),
     ])
-    func `a token that is not hex is not understood`(token: String) {
+    func `a token in no known form is not understood`(token: String) {
         #expect(error(verdict(410) { $0.token = token })?.hasPrefix("device token") == true)
     }
 
@@ -274,11 +274,14 @@ private func error(_ verdict: Verdict) -> String? {
             #expect(error(verdict(410) { $0.token = hex }) == nil)
         }
         #expect(verdict(410) { $0.token = "00FF10AA" } == verdict(410) { $0.token = "00ff10aa" })
+        for text in TokenSpellings.all {
+            #expect(verdict(410) { $0.token = text } == verdict(410) { $0.token = TokenSpellings.token }, "\(text)")
+        }
     }
 
     @Test func `an error never shows a whole token`() {
         let token = String(repeating: "ab", count: 32)
-        for spoilt in [token + "g", token + " ", " " + token] {
+        for spoilt in [token + "g", token + " a", "," + token] {
             #expect(error(verdict(410) { $0.token = spoilt })?.contains("ababababab") == false)
         }
     }

@@ -567,8 +567,9 @@ import Testing
             ).split(separator: "\n").filter { $0.hasPrefix("HINT:  ") }.map { String($0.dropFirst(7)) }.joined()
         }
         #expect(try hint("'com.example.app', 'sandbox'") == "It is known in environment 'production'.")
-        #expect(try hint("'com.example.App'") == "There is 'com.example.app'.")
-        #expect(try hint("'com.exmaple.app'").hasPrefix("tokenkeeper.topic_policy lists the known topics"))
+        #expect(try hint("'com.example.App'") == "Did you mean 'com.example.app'?")
+        #expect(try hint("'com.exmaple.app'") == "Did you mean 'com.example.app'?")
+        #expect(try hint("'org.other'").hasPrefix("tokenkeeper.topic_policy lists the known topics"))
     }
 
     // Pause, resume, cancel --------------------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ import Testing
         let database = try TestCluster.shared.database()
         let blocks = try Self.blocks(of: "sql", in: page).filter { block in !skips.contains(where: block.contains) }
         #expect(!blocks.isEmpty, "\(page)")
+        try database.psql(
+            "SELECT tokenkeeper.ensure_topic(e, 'com.example.app') FROM unnest('{production,sandbox}'::text[]) AS e")
         for block in blocks where block.contains("tokenkeeper.") {
             do {
                 try database.psql(Self.runnable(block), user: role)
@@ -254,6 +256,7 @@ import Testing
     @Test func `the SQL that a warning prints works for an operator`() throws {
         let database = try TestCluster.shared.database()
         let topic = "it's\"odd\"\\topic"
+        try database.psql("SELECT tokenkeeper.ensure_topic('sandbox', 'it''s\"odd\"\\topic')")
         try database.psql(
             "SELECT tokenkeeper.pause_sending('it''s\"odd\"\\topic', 'sandbox', 'a reason')", user: "a_operator")
         let status = try database.command("status", as: "a_reader").output
@@ -269,6 +272,7 @@ import Testing
         let quoted = "'" + topic.replacingOccurrences(of: "'", with: "''") + "'"
         try database.psql(
             """
+            SELECT tokenkeeper.ensure_topic('sandbox', \(quoted));
             SELECT tokenkeeper.pause_sending(\(quoted), 'sandbox', 'APNs says `tokenkeeperd sweep --force`');
             SELECT tokenkeeper.register(md5(i::text), \(quoted), registered_at => now() - interval '2 days') FROM generate_series(1, 500) AS i;
             INSERT INTO tokenkeeper.send_result (topic, token, status, body, sent_at)

@@ -52,6 +52,7 @@ import TokenLedger
         )
         let ticket = try database.command("status", "--check", as: "a_reader")
         #expect(ticket.status == 1 && ticket.output.contains("could not be understood"), "\(ticket)")
+        try database.psql("SELECT tokenkeeper.ensure_topic('production', 't')")
         try database.psql("SELECT tokenkeeper.pause_sending('t')", user: "a_operator")
         let page = try database.command("status", "--check", as: "a_operator")
         #expect(page.status == 2 && page.output.hasPrefix("TOKENKEEPER CRITICAL - sending to t"), "\(page)")

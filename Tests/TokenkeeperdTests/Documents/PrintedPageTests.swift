@@ -106,6 +106,8 @@ import Testing
             files: ["results.tsv": "com.example.app\ta1b2\t200\t\\N\t2026-01-01T00:00:00Z\n"]),
         Page(
             path: "docs/how-to/send-with-the-daemon.md",
+            situation:
+                "INSERT INTO tokenkeeper.topic_policy (environment, topic) VALUES ('sandbox', 'com.example.app');",
             files: ["AuthKey_ABC1234567.p8": ""]),
         Page(
             path: "docs/how-to/special-installations.md", user: "postgres",

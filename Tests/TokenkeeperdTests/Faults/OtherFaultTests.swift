@@ -149,6 +149,7 @@ struct SendFault: Sendable, CustomTestStringConvertible {
 
     @Test func `while sending is paused, and of several warnings the first and their number are said`() throws {
         let stage = try FaultStage(try TestCluster.shared.database())
+        try stage.database.psql("SELECT tokenkeeper.ensure_topic('production', t) FROM unnest('{t,u}'::text[]) AS t")
         try stage.database.psql("SELECT tokenkeeper.pause_sending('t', 'production', 'a test')", user: "a_operator")
         try stage.start()
         try eventually("Status: says so") { stage.status.hasPrefix("sending to t (production) is paused since 20") }

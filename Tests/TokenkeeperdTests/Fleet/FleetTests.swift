@@ -31,7 +31,16 @@ import Testing
             [DaemonProcess.program] + arguments, environment: ["TOKENKEEPER_MAP_FILE": map ?? self.map])
     }
 
+    /// A topic that is unknown, and has no request, is not paused.
+    private func knowRider() throws {
+        for database in [east, west] {
+            try database.psql(
+                "INSERT INTO tokenkeeper.topic_policy (topic) VALUES ('com.example.rider')", user: "a_operator")
+        }
+    }
+
     @Test func `a topic is paused on all, or on one`() throws {
+        try knowRider()
         let paused = try run("--all", "topic", "pause", "com.example.rider")
         #expect(paused.status == 0, "\(paused)")
         for name in ["east", "west"] {
@@ -53,6 +62,7 @@ import Testing
                 "east": east.url(user: "a_operator"), "west": west.url(user: "a_operator"),
                 "frozen": "postgresql://a_operator@127.0.0.1:\(silent.port)/postgres",
             ], to: folder)
+        try knowRider()
         let paused = try run("topic", "pause", "com.example.rider", "--all", "--time-limit", "3s", map: map)
         #expect(paused.status == 69, "\(paused)")
         #expect(paused.output.hasSuffix("frozen\n  no answer within 3s\n\n2 of 3 databases: done; no answer: frozen\n"))

@@ -117,7 +117,8 @@ import Testing
             SELECT tokenkeeper.register(x, 't') FROM unnest('{aa,bb}'::text[]) AS x;
             SELECT tokenkeeper.register('aa', E'a"b\\\\cd');
             INSERT INTO tokenkeeper.tripped_guard (topic_id, cause, tokens, max_tokens) SELECT topic_id, 'suspect', 1, 1 FROM tokenkeeper.topic WHERE topic = 't';
-            SELECT tokenkeeper.pause_sending(E'a"b\\\\cd'), tokenkeeper.pause_sending('unknown');
+            SELECT tokenkeeper.pause_sending(E'a"b\\\\cd');
+            INSERT INTO tokenkeeper.paused_topic (environment, topic, reason) VALUES ('production', 'unknown', '');
             INSERT INTO tokenkeeper.failed_send (error, request_id, queued_at, attempts) VALUES ('e', 1, now(), 1);
             INSERT INTO tokenkeeper.send_request (topic, token, payload, queued_at) VALUES ('t', 'aa', '{}', to_timestamp(1234))
             """)
