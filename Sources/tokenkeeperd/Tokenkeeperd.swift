@@ -14,14 +14,24 @@ struct Tokenkeeperd: ParsableCommand {
             with 0. Works for \(FleetArguments.commands.joined(separator: ", ")).
             """,
         version: Daemon.version.description,
-        subcommands: [
-            Run.self, Migrate.self, GrantRoles.self, SweepOnce.self, ShowStatus.self,
-            CampaignCommand.self, TopicCommand.self, ChannelCommand.self, Explain.self, Held.self, Reinstate.self,
-            Rejected.self, Forget.self,
-            Attach.self,
-            BackfillTable.self,
-            ListAttachments.self, Detach.self, Withdraw.self, Import.self,
-            CheckConfig.self, Doctor.self, ShowMap.self, MoveCommand.self, RouterCommand.self,
+        groupedSubcommands: [
+            CommandGroup(name: "Daemon", subcommands: [Run.self, CheckConfig.self, Doctor.self]),
+            CommandGroup(name: "Ledger", subcommands: [ShowStatus.self, Explain.self]),
+            CommandGroup(
+                name: "Sending", subcommands: [Send.self, CampaignCommand.self, TopicCommand.self, ChannelCommand.self]),
+            CommandGroup(
+                name: "Operator",
+                subcommands: [
+                    Held.self, Reinstate.self, Rejected.self, Forget.self, SweepOnce.self,
+                ]),
+            CommandGroup(
+                name: "Table and file",
+                subcommands: [
+                    Attach.self, BackfillTable.self, ListAttachments.self, Detach.self, Import.self, Withdraw.self,
+                ]),
+            CommandGroup(name: "Setup", subcommands: [Migrate.self, GrantRoles.self, Uninstall.self]),
+            CommandGroup(
+                name: "Multi-database", subcommands: [ShowMap.self, MoveCommand.self, RouterCommand.self]),
         ],
         defaultSubcommand: nil)
 

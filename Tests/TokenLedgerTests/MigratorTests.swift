@@ -406,7 +406,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
         let run = try ProgramRun(
             [DaemonProcess.program, "migrate", "--dry-run"],
             environment: ["TOKENKEEPER_DATABASE_URL": empty.url(user: "owner")])
-        #expect(run.status == 0 && run.output.hasPrefix("would apply version 1 schema\n"), "\(run)")
+        #expect(run.status == 0 && run.output.contains("\nwould apply version 1 schema\n"), "\(run)")
         #expect(try empty.psql("SELECT to_regnamespace('tokenkeeper') IS NULL") == "t")
     }
 

@@ -339,6 +339,12 @@ private func problems(_ text: String? = nil, environment: [String: String] = [:]
             let name = command._commandName.replacingOccurrences(of: "-", with: "\\-")
             #expect(page.contains(".B tokenkeeperd \(name)\n") && page.contains("\n.B \(name)\n"), "\(name)")
         }
+        let commands = try #require(page.firstRange(of: ".SH COMMANDS")).upperBound
+        let names = Tokenkeeperd.configuration.groupedSubcommands.flatMap { group in
+            [".SS \(group.name)"] + group.subcommands.map { ".TP\n.B \($0._commandName)" }
+        }
+        let places = names.map { page[commands...].firstRange(of: $0.replacing("-", with: "\\-") + "\n")?.lowerBound }
+        #expect(places.allSatisfy { $0 != nil } && places.compactMap(\.self) == places.compactMap(\.self).sorted())
         for status in [ExitStatus.success, .usage, .unavailable, .failed, .output, .busy, .configuration] {
             #expect(page.contains(".B \(status.rawValue)\n"))
         }

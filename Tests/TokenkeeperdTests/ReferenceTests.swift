@@ -329,10 +329,13 @@ private enum SettingsText {
 private enum HelpText {
     static func all() throws -> String {
         var text = ""
-        for command in Tokenkeeperd.configuration.subcommands {
-            let name = command._commandName
-            text += try section([name])
-            for part in command.configuration.subcommands { text += try section([name, part._commandName]) }
+        for group in Tokenkeeperd.configuration.groupedSubcommands {
+            text += "## \(group.name) commands\n\n"
+            for command in group.subcommands {
+                let name = command._commandName
+                text += try section([name])
+                for part in command.configuration.subcommands { text += try section([name, part._commandName]) }
+            }
         }
         return text
     }
@@ -340,7 +343,7 @@ private enum HelpText {
     private static func section(_ command: [String]) throws -> String {
         let help = try ProgramRun([DaemonProcess.program] + command + ["--help"], environment: ["COLUMNS": "100"])
         try #require(help.status == 0, "\(command)")
-        let marks = command.count == 1 ? "##" : "###"
+        let marks = command.count == 1 ? "###" : "####"
         // What every command has is said once, at the beginning of the page.
         let own = help.output.replacing(#/  --config <path>(?s:.)*?  --set <set>[^\n]*\n/#, with: "")
             .replacing(#/  --version [^\n]*\n  -h, --help [^\n]*(\n|$)/#, with: "")

@@ -322,18 +322,18 @@ import Testing
 
     @Test func `an unknown topic and an invalid window are clear errors`() throws {
         let unknown = try command("reinstate", "--topic", "typo", "--since", "2026-01-01")
-        #expect(unknown.status == 69 && unknown.errors.contains("topic 'typo' is not known"))
+        #expect(unknown.status == 64 && unknown.errors.contains("topic 'typo' is not known"))
         try database.psql("SELECT tokenkeeper.register('aa', 'it''s;rm-rf')")
         let none = try command("reinstate", "--topic", "it's;rm-rf", "--since", "yesterday-ish")
-        #expect(none.status == 69 && none.errors.contains("invalid input syntax for type timestamp"), "\(none)")
-        #expect(try command("held", "release", "--topic", "typo").status == 69)
+        #expect(none.status == 64 && none.errors.contains("invalid input syntax for type timestamp"), "\(none)")
+        #expect(try command("held", "release", "--topic", "typo").status == 64)
         let zone = try ProgramRun(
             [
                 DaemonProcess.program, "reinstate", "--topic", "it's;rm-rf", "--since", "2026-01-01 00:00", "--until",
                 "2026-01-02", "--dry-run",
             ],
             environment: ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_operator"), "PGTZ": "America/New_York"])
-        #expect(zone.output.contains("from 2026-01-01 00:00:00+00 to 2026-01-02 00:00:00+00"), "\(zone)")
+        #expect(zone.output.contains("from 2026-01-01 00:00:00 UTC to 2026-01-02 00:00:00 UTC"), "\(zone)")
     }
 
     /// A fleet of 100,000 tokens in the full soak. Some have an older 410, some are unregistered, some are the old tokens of a device.

@@ -1,7 +1,7 @@
 /// What a check of `tokenkeeperd doctor` has found.
-public struct Finding: Equatable, Sendable {
+public struct Finding: Encodable, Equatable, Sendable {
     /// What it asks of a person. The raw value is how the report names it.
-    public enum Grade: String, Sendable {
+    public enum Grade: String, Encodable, Sendable {
         /// Nothing to do.
         case passed = "ok"
         /// Worth knowing, and nothing to fix.

@@ -38,7 +38,8 @@ public struct Reinstatement: Sendable {
         let begun = try connection.transaction(.command) { connection throws(DatabaseError) in
             try connection.query(
                 """
-                SELECT tokenkeeper.\(function)($1, $2, w.since, w.until, $5), w.since::text, w.until::text,
+                SELECT tokenkeeper.\(function)($1, $2, w.since, w.until, $5),
+                       (w.since AT TIME ZONE 'UTC')::text || ' UTC', (w.until AT TIME ZONE 'UTC')::text || ' UTC',
                        tokenkeeper.pruned_since($1, $2, w.since, w.until, $5),
                        CASE $5 WHEN 'unregistered_by_app' THEN
                            (SELECT count(*) FROM tokenkeeper.held_registration AS h

@@ -115,6 +115,12 @@ public import TokenModel
         return unsafe "\(String(cString: host)):\(String(cString: port))"
     }
 
+    /// The database and its server, for people: `database push on /run/postgresql:5432`. It has no password.
+    package var name: String {
+        let database = unsafe PQdb(handle).map { unsafe String(cString: $0) } ?? ""
+        return "database \(database) on \(host)"
+    }
+
     /// Runs one or several statements without parameters. Outside a transaction they form one, unless they open their own, and the
     /// first statement is `OwnNames.setting`.
     ///

@@ -50,6 +50,13 @@ public struct DatabaseAddress: Sendable, Equatable {
         return explicit["dbname"] != nil || isInEnvironment || known["dbname"] != known["user"]
     }
 
+    /// Whether anybody has said anything about where the database is: in the text, or in libpq's variables and files.
+    public var isGiven: Bool {
+        let variables = ["PGHOST", "PGHOSTADDR", "PGPORT", "PGUSER", "PGSERVICE"]
+        return text != nil || namesDatabase
+            || variables.contains { unsafe getenv($0).map { unsafe $0.pointee != 0 } ?? false }
+    }
+
     /// The options in the text itself, by libpq's keywords.
     var options: [String: String] { explicit }
 

@@ -60,14 +60,14 @@ public enum SchemaOwner {
         ).first { row throws(DatabaseError) in try row.read() }
     }
 
-    /// Where, and as whom, this session works; of a superuser's functions, callers have all rights there are.
+    /// As whom this session works; of a superuser's functions, callers have all rights there are.
     public static func whom(
         _ connection: inout Connection
-    ) throws(DatabaseError) -> (database: String, role: String, isSuperuser: Bool) {
+    ) throws(DatabaseError) -> (role: String, isSuperuser: Bool) {
         try connection.query(
-            "SELECT current_database()::text, rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
+            "SELECT rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
         ).one { row throws(DatabaseError) in
-            (database: try row.read(), role: try row.read(), isSuperuser: try row.read())
+            (role: try row.read(), isSuperuser: try row.read())
         }
     }
 

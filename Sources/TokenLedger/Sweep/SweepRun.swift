@@ -1,7 +1,7 @@
 public import TokenModel
 
 /// What started a sweep. The raw value is stored in `sweep_run.trigger`.
-public enum SweepTrigger: String, Sendable, ColumnDecodable {
+public enum SweepTrigger: String, Encodable, Sendable, ColumnDecodable {
     case timer
     case signal
     case sql
@@ -46,8 +46,8 @@ public struct SweepPlan: Equatable, Sendable {
 }
 
 /// How a sweep ended; a row of `tokenkeeper.sweep_run`.
-public struct SweepReport: Equatable, Sendable {
-    public enum Outcome: String, Sendable, ColumnDecodable {
+public struct SweepReport: Encodable, Equatable, Sendable {
+    public enum Outcome: String, Encodable, Sendable, ColumnDecodable {
         case finished
         case failed
         case interrupted
@@ -72,7 +72,7 @@ public struct SweepReport: Equatable, Sendable {
     public var topics: [Topic]
 
     /// What a sweep found due in a topic for one cause; a row of `tokenkeeper.sweep_topic`.
-    public struct Topic: Equatable, Sendable {
+    public struct Topic: Encodable, Equatable, Sendable {
         public var environment: String
         public var topic: String
         /// `stale`, `suspect`, `unregistered_by_app`, `superseded` or `dormant`.

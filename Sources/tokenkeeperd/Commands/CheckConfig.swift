@@ -20,8 +20,13 @@ struct CheckConfig: ParsableCommand {
     @Flag(help: "Also try PostgreSQL and APNs. Sends nothing to any device.")
     var online = false
 
+    @Flag(help: "Print the settings in force as one JSON array.")
+    var json = false
+
     func validate() throws {
-        if quiet && online { throw ValidationError("Give --quiet or --online, and not both.") }
+        if [quiet, online, json].count(where: \.self) > 1 {
+            throw ValidationError("Give one of --quiet, --online and --json.")
+        }
     }
 
     func run() throws {
@@ -34,16 +39,34 @@ struct CheckConfig: ParsableCommand {
         let credentials = try options.loadCredentials(
             of: configuration, ProviderTokens(keptIn: online ? configuration.providerTokenDirectory : nil))
         let ofCredentials = configuration.values.keys.filter { $0.hasPrefix("credential.") }.sorted()
-        for setting in (Setting.table.map(\.key) + ofCredentials).compactMap(Setting.named) {
-            let found = configuration.values[setting.key]
-            let value = found?.value.map { setting.secret ? "(set, not shown)" : $0 } ?? "(unset)"
-            print("\(setting.key) = \(value)  # \(found?.origin ?? "default")")
+        let rows = (Setting.table.map(\.key) + ofCredentials).compactMap(Setting.named).map { setting in
+            Row(setting, configuration.values[setting.key])
         }
-        for credential in credentials { print("# \(credential)") }
+        if json {
+            print(try JSONOutput.array(rows))
+        } else {
+            for row in rows { print("\(row.key) = \(row.value ?? "(unset)")  # \(row.origin)") }
+            for credential in credentials { print("# \(credential)") }
+        }
         if !credentials.isEmpty, let fault = TrustedCertificates.fault(of: configuration.clientOptions) {
             ConfigurationOptions.complain("\(fault): set send.ca_file, or install the package ca-certificates")
             throw ExitCode(ExitStatus.configuration.rawValue)
         }
         if online { try OnlineCheck(configuration: configuration, credentials: credentials).run() }
+    }
+
+    /// A setting in force.
+    private struct Row: Encodable {
+        let key: String
+        /// As in the file, without quotes; nil if it is unset.
+        let value: String?
+        /// Where it was set.
+        let origin: String
+
+        init(_ setting: Setting, _ found: Configuration.Resolved?) {
+            key = setting.key
+            value = found?.value.map { setting.secret ? "(set, not shown)" : $0 }
+            origin = found?.origin ?? "default"
+        }
     }
 }

@@ -230,12 +230,14 @@ extension Configuration {
     }
 
     /// For a command that changes the schema: the database must be named, and is not libpq's default.
-    func withNamedDatabase(_ work: (inout Connection) throws -> Void) throws {
+    func withNamedDatabase(writes: Bool = true, as role: String? = nil, _ work: (inout Connection) throws -> Void)
+        throws
+    {
         guard address.namesDatabase else {
-            ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
+            ConfigurationOptions.complain(Self.noDatabase)
             throw ExitCode(ExitStatus.configuration.rawValue)
         }
-        try withConnection(likeService: false, work)
+        try withConnection(writes: writes, as: role, likeService: false, work)
     }
 
     /// For a command that needs a schema that fits this daemon.
@@ -264,7 +266,9 @@ extension Configuration {
                 likeService ? try connectLikeService(writes: writes) : try Connection(to: address, writes: writes)
             try work(&connection)
         } catch let error as DatabaseError {
-            ConfigurationOptions.complain(error.description)
+            let status = ExitStatus(error)
+            // What the caller has written wrongly is said without the SQLSTATE.
+            ConfigurationOptions.complain(status == .usage ? error.message : error.description)
             if let hint = error.hint {
                 ConfigurationOptions.complain(hint)
             } else if error.sqlState == "42501" {
@@ -272,7 +276,7 @@ extension Configuration {
                     role.map { "this role lacks rights: the command needs the rights of \($0)" }
                         ?? "this role lacks rights: see `tokenkeeperd migrate --help` and `tokenkeeperd grants --help`")
             }
-            throw ExitCode(ExitStatus.unavailable.rawValue)
+            throw ExitCode(status.rawValue)
         } catch let error as SchemaError {
             ConfigurationOptions.complain(error.description)
             throw ExitCode(ExitStatus.configuration.rawValue)

@@ -22,11 +22,29 @@ struct Held: ParsableCommand {
 
         @OptionGroup var options: ConfigurationOptions
 
+        @Flag(help: "Print one JSON array.")
+        var json = false
+
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
                 let held = try HeldSummary.all(on: &connection)
+                if json { return print(try JSONOutput.array(held.map(Row.init))) }
                 print(held.isEmpty ? "nothing is held" : held.map(Self.text).joined(separator: "\n\n"))
+            }
+        }
+
+        private struct Row: Encodable {
+            let environment, topic, cause: String
+            let results, tokens: Int64
+            let firstQueuedAt, lastQueuedAt, reasons, trippedAt, undo: String?
+
+            init(_ held: HeldSummary) {
+                (environment, topic, cause) = (held.environment, held.topic, held.cause.rawValue)
+                (results, tokens, reasons, undo) = (held.results, held.tokens, held.reasons, held.undo)
+                firstQueuedAt = (held.queued?.first).map(JSONOutput.instant)
+                lastQueuedAt = (held.queued?.last).map(JSONOutput.instant)
+                trippedAt = held.trippedAt.map(JSONOutput.instant)
             }
         }
 

@@ -38,6 +38,7 @@ struct Migrate: ParsableCommand {
                 let script = try migrator.script(&connection, createsRoles: grants, owner: owner.owner)
                 Swift.print(script ?? "-- The schema is up to date.\n", terminator: "")
             } else if dryRun {
+                Swift.print(connection.name)
                 Swift.print(
                     try migrator.plan(&connection, createsRoles: grants).lines("would apply").joined(separator: "\n"))
             } else {

@@ -51,7 +51,7 @@ struct MoveCommand: ParsableCommand {
             if error.sqlState == "42501" {
                 ConfigurationOptions.complain("this needs the rights of tokenkeeper_operator in both databases")
             }
-            throw ExitCode(ExitStatus.unavailable.rawValue)
+            throw ExitCode(ExitStatus(error).rawValue)
         } catch let error as SchemaError {
             ConfigurationOptions.complain(error.description)
             throw ExitCode(ExitStatus.configuration.rawValue)

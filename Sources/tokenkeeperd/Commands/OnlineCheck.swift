@@ -26,7 +26,7 @@ struct OnlineCheck {
                 hasFailed = true
                 ConfigurationOptions.complain("\(trial.what): \(failure)")
             } else {
-                print("# \(trial.what): works")
+                print("# \(trial.what): \(Color.ofOutput.text("works", .good))")
             }
         }
         if hasFailed { throw ExitCode(ExitStatus.unavailable.rawValue) }

@@ -29,7 +29,7 @@ struct OwnerOption: ParsableArguments {
     func assume(on connection: inout Connection) throws(DatabaseError) {
         if let owner { try SchemaOwner.assume(owner, on: &connection) }
         let whom = try SchemaOwner.whom(&connection)
-        print("database \(whom.database), as \(whom.role)")
+        print("\(connection.name), as \(whom.role)")
         if whom.isSuperuser {
             ConfigurationOptions.complain(
                 "warning: this role is a superuser and owns what it creates, and the schema's functions run with their owner's rights: name another role with --owner"

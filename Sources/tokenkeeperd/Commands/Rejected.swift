@@ -51,14 +51,41 @@ struct Rejected: ParsableCommand {
 
         @OptionGroup var options: ConfigurationOptions
 
+        @Flag(help: "Print one JSON array.")
+        var json = false
+
         func run() throws {
             Signals.unblock()
             try options.load().withLedger(writes: false, as: "tokenkeeper_reader") { connection in
-                let results = try RejectedRows(.results).groups(on: &connection).map(Self.text)
-                let registrations = try RejectedRows(.registrations).groups(on: &connection).map(Self.text)
+                let results = try RejectedRows(.results).groups(on: &connection)
+                let registrations = try RejectedRows(.registrations).groups(on: &connection)
+                if json {
+                    let rows =
+                        results.map { Row($0, of: "results") } + registrations.map { Row($0, of: "registrations") }
+                    return print(try JSONOutput.array(rows))
+                }
                 let heading = registrations.isEmpty ? [] : ["registrations, for --registrations:"]
-                let lines = results + heading + registrations
+                let lines = results.map(Self.text) + heading + registrations.map(Self.text)
                 print(lines.isEmpty ? "nothing is rejected" : lines.joined(separator: "\n"))
+            }
+        }
+
+        private struct Row: Encodable {
+            /// results or registrations.
+            let queue, error: String
+            let rows: Int64
+            let firstRejectedAt, lastRejectedAt: String
+            let attempts: Int64
+            /// Up to five rejected_id values.
+            let samples: [Int64]
+            let latest: String
+
+            init(_ group: RejectedRows.Group, of queue: String) {
+                (self.queue, error, rows, attempts) = (queue, group.error, group.rows, group.attempts)
+                firstRejectedAt = JSONOutput.instant(group.first)
+                lastRejectedAt = JSONOutput.instant(group.last)
+                samples = group.samples.split(separator: " ").compactMap { Int64($0) }
+                latest = group.latest
             }
         }
 

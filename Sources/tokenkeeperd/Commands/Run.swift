@@ -2,6 +2,7 @@ internal import ArgumentParser
 internal import CLinux
 internal import FoundationEssentials
 internal import Glibc
+internal import TokenLedger
 internal import TokenModel
 
 struct Run: ParsableCommand {
@@ -32,6 +33,10 @@ struct Run: ParsableCommand {
         // Before any secret is in memory: forbid core dumps, and access by other processes of this user.
         _ = tk_forbid_dumps()
         let configuration = try options.load(toLog: true)
+        if !configuration.address.isGiven {
+            ConfigurationOptions.complain(Configuration.noDatabase)
+            throw ExitCode(ExitStatus.configuration.rawValue)
+        }
         options.warnOfRuntimeDirectories(of: configuration)
         let tokens = ProviderTokens(keptIn: configuration.providerTokenDirectory, logger: configuration.logger())
         let credentials = options.credentialSources(of: configuration, tokens)

@@ -21,6 +21,9 @@ struct SweepOnce: ParsableCommand {
     @Flag(help: "Prune everything that is due, whatever its share of a topic.")
     var force = false
 
+    @Flag(help: "Print one JSON object.")
+    var json = false
+
     func run() throws {
         let configuration = try options.load()
         let stop = ShutdownRequest.bySignal()
@@ -32,7 +35,7 @@ struct SweepOnce: ParsableCommand {
             } else {
                 report = try askDaemons(until: stop.request, on: &connection)
             }
-            print(Self.text(report))
+            print(json ? try JSONOutput.text(report) : Self.text(report))
             if report.outcome != .finished || (report.refused > 0 && !dryRun) {
                 throw ExitCode(ExitStatus.failed.rawValue)
             }

@@ -20,7 +20,14 @@ struct Withdraw: ParsableCommand {
     @Flag(help: "Only count.")
     var dryRun = false
 
+    @Flag(help: "Without SOURCE: print one JSON array.")
+    var json = false
+
     private static let rights = "the login that began the source, or tokenkeeper_operator"
+
+    func validate() throws {
+        if json, source != nil { throw ValidationError("--json lists what can be undone: leave out SOURCE.") }
+    }
 
     func run() throws {
         let stop = ShutdownRequest.bySignal()
@@ -28,6 +35,7 @@ struct Withdraw: ParsableCommand {
         try configuration.withLedger(writes: source != nil, as: Self.rights) { connection in
             guard let source else {
                 let sources = try Withdrawal.sources(on: &connection)
+                if json { return print(try JSONOutput.array(sources.map(Row.init))) }
                 return print(
                     sources.isEmpty ? "there is nothing to undo" : sources.map(Self.text).joined(separator: "\n"))
             }
@@ -73,6 +81,17 @@ struct Withdraw: ParsableCommand {
             bar.advance(by: batch.withdrawn + batch.kept)
         }
         return total
+    }
+
+    private struct Row: Encodable {
+        let sourceID: Int64
+        let kind, name, startedAt, state: String
+        let queued, refused: Int64
+
+        init(_ source: Withdrawal.Source) {
+            (sourceID, kind, name, state) = (source.sourceID, source.kind, source.name, source.state)
+            (queued, refused, startedAt) = (source.queued, source.refused, JSONOutput.instant(source.startedAt))
+        }
     }
 
     static func text(_ source: Withdrawal.Source) -> String {

@@ -199,6 +199,8 @@ import Testing
         ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd rejected list", "a_reader", "a_sender"),
         ("tokenkeeperd attachments", "a_reader", "a_sender"), ("tokenkeeperd withdraw", "a_reader", "a_sender"),
         ("tokenkeeperd campaign list", "a_reader", "a_app"),
+        ("tokenkeeperd send --topic t --to abcdef0123456789 --alert A --dry-run", "a_sender", "a_reader"),
+        ("tokenkeeperd uninstall --dry-run", "a_reader", nil),
         ("tokenkeeperd sweep --dry-run", "a_operator", "a_reader"),
         ("tokenkeeperd sweep --force", "a_operator", "a_reader"),
         ("tokenkeeperd migrate", "owner", nil), ("tokenkeeperd grants", "owner", "a_operator"),

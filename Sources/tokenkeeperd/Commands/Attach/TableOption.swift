@@ -13,11 +13,7 @@ struct TableOption: ParsableArguments {
 
     /// Runs a command as the table's owner, in a named database.
     func run(_ configuration: Configuration, _ work: (inout Connection) throws -> Void) throws {
-        guard configuration.address.namesDatabase else {
-            ConfigurationOptions.complain("no database is named: use --database-url postgresql:///NAME")
-            throw ExitCode(ExitStatus.configuration.rawValue)
-        }
-        try configuration.withConnection(as: Self.rights, likeService: false) { connection in
+        try configuration.withNamedDatabase(as: Self.rights) { connection in
             try Migrator(daemon: Daemon.version).check(&connection)
             try work(&connection)
         }

@@ -1,6 +1,5 @@
 internal import APNsFeedback
 internal import ArgumentParser
-internal import FoundationEssentials
 internal import TokenLedger
 internal import TokenModel
 
@@ -106,10 +105,13 @@ struct ChannelCommand: ParsableCommand {
 
         @OptionGroup var app: App
 
+        @Flag(help: "Print one JSON array.")
+        var json = false
+
         func run() throws {
-            for channel in try app.ask({ try $0.list() }) {
-                print(HistoryText.plain(channel))
-            }
+            let channels = try app.ask { try $0.list() }
+            if json { return print(try JSONOutput.array(channels)) }
+            for channel in channels { print(HistoryText.plain(channel)) }
         }
     }
 
@@ -174,10 +176,8 @@ struct ChannelCommand: ParsableCommand {
 
         func run() throws {
             Signals.unblock()
-            let text = payload == "-" ? Self.standardInput() : payload
-            guard (try? JSONDecoder().decode(JSONObject.self, from: Data(text.utf8))) != nil else {
-                throw ValidationError("the payload is not a JSON object.")
-            }
+            let text = payload == "-" ? PayloadInput.standardInput() : payload
+            guard PayloadInput.isObject(text) else { throw ValidationError("the payload is not a JSON object.") }
             let expiration = keepFor.flatMap(DurationText.duration).map {
                 Instant.now.microseconds / 1_000_000 + $0.components.seconds
             }
@@ -185,24 +185,6 @@ struct ChannelCommand: ParsableCommand {
                 payload: Array(text.utf8), priority: priority, expiration: expiration ?? 0)
             let id = try app.ask { try $0.send(push, to: channel) }
             print("accepted" + (id.map { " as \(HistoryText.plain($0))" } ?? ""))
-        }
-
-        /// Any one.
-        private struct JSONObject: Decodable {
-            private struct Name: CodingKey {
-                var stringValue: String
-                var intValue: Int? { nil }
-                init?(stringValue: String) { self.stringValue = stringValue }
-                init?(intValue: Int) { nil }
-            }
-
-            init(from decoder: any Decoder) throws { _ = try decoder.container(keyedBy: Name.self) }
-        }
-
-        private static func standardInput() -> String {
-            var text = ""
-            while let line = readLine(strippingNewline: false) { text += line }
-            return text
         }
     }
 }

@@ -16,6 +16,9 @@ struct Doctor: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
+    @Flag(help: "Print one JSON array.")
+    var json = false
+
     func run() throws {
         Signals.unblock()
         let configuration: Configuration
@@ -38,8 +41,8 @@ struct Doctor: ParsableCommand {
             findings.append(
                 Finding(.problem, "PostgreSQL", "\(error)", fixedBy: ["tokenkeeperd check-config --online"]))
         }
-        print(DoctorText.text(findings))
-        if failure != nil { throw ExitCode(ExitStatus.unavailable.rawValue) }
+        print(json ? try JSONOutput.array(findings) : DoctorText.text(findings, .ofOutput))
+        if let failure { throw ExitCode(ExitStatus(failure).rawValue) }
         if findings.contains(where: { $0.grade == .problem }) {
             throw ExitCode(ExitStatus.somethingToFix.rawValue)
         }

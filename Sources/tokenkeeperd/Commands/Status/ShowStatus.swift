@@ -46,7 +46,10 @@ struct ShowStatus: ParsableCommand {
         let configuration = try options.load()
         try configuration.withLedger(writes: false, as: "tokenkeeper_reader") { connection in
             let report = try Self.report(configuration, on: &connection)
-            print(json ? report.json : StatusText.lines(report).joined(separator: "\n"))
+            if json { return print(report.json) }
+            print(
+                ([HistoryText.plain(connection.name)] + StatusText.lines(report, Color.ofOutput)).joined(
+                    separator: "\n"))
         }
     }
 

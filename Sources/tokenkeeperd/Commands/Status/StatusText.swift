@@ -3,7 +3,7 @@ internal import TokenLedger
 /// The status as lines for people.
 enum StatusText {
     /// Warnings first: they are what a person must look at. Then the rates, and the other numbers.
-    static func lines(_ report: StatusReport) -> [String] {
+    static func lines(_ report: StatusReport, _ color: Color = .none) -> [String] {
         let known = report.fields.filter { $0.value != nil && !$0.name.hasSuffix("as_of") }
         let shown = known.filter(isRate) + known.filter { !isRate($0) }
         let names = padded(shown.map { field in String(field.name.map { $0 == "_" ? " " : $0 }) })
@@ -12,7 +12,7 @@ enum StatusText {
             guard let seen = report.asOf(shown[index].name) else { return names[index] + values[index] }
             return names[index] + values[index] + "as of " + seen
         }
-        return (warnings(report) + fields).map { trimmed(HistoryText.plain($0)) }
+        return warnings(report, color) + fields.map { trimmed(HistoryText.plain($0)) }
     }
 
     private static func isRate(_ field: StatusReport.Field) -> Bool { field.name.hasSuffix("_per_second") }
@@ -27,8 +27,12 @@ enum StatusText {
         String(text[...(text.lastIndex { $0 != " " } ?? text.startIndex)])
     }
 
-    private static func warnings(_ report: StatusReport) -> [String] {
-        report.warnings.map { (report.criticalWarnings.contains($0) ? "critical: " : "warning: ") + $0 }
+    private static func warnings(_ report: StatusReport, _ color: Color) -> [String] {
+        report.warnings.map { warning in
+            let isCritical = report.criticalWarnings.contains(warning)
+            let word = color.text(isCritical ? "critical" : "warning", isCritical ? .critical : .warning)
+            return "\(word): \(HistoryText.plain(warning))"
+        }
     }
 
     private static func value(of field: StatusReport.Field) -> String {

@@ -6,6 +6,8 @@ struct StatusView {
     private var lines: [String] = []
     /// The running campaigns.
     private var campaigns: [CampaignProgress] = []
+    /// The database and its server; nil before the first connection.
+    var database: String?
     /// When the lines were read; nil before the first.
     private var readAt: String?
     private var problem: (words: String, since: String)?
@@ -24,7 +26,7 @@ struct StatusView {
 
     /// The lines for a screen, each no longer than the width.
     func frame(width: Int, height: Int, at time: String) -> [String] {
-        var all = ["tokenkeeperd status, \(time); q quits", ""]
+        var all = ["tokenkeeperd status, \(time); q quits"] + [database].compactMap(\.self) + [""]
         if let problem {
             all.append("NO STATUS since \(problem.since): \(problem.words); trying again")
             if let readAt { all += ["Before, at \(readAt):", ""] }

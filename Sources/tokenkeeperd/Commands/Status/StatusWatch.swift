@@ -27,6 +27,7 @@ struct StatusWatch {
         while true {
             do {
                 var connection = try configuration.connectLikeService(writes: false)
+                view.database = HistoryText.plain(connection.name)
                 try Migrator(daemon: Daemon.version).check(&connection)
                 while true {
                     view.show(
