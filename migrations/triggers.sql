@@ -12,9 +12,9 @@ BEGIN
         'CREATE TRIGGER note_deletion AFTER DELETE ON tokenkeeper.ledger REFERENCING OLD TABLE AS gone FOR EACH STATEMENT '
         'EXECUTE FUNCTION tokenkeeper.note_deletion()',
         'CREATE TRIGGER check_topic BEFORE INSERT OR UPDATE OF gate ON tokenkeeper.topic FOR EACH ROW EXECUTE FUNCTION tokenkeeper.check_topic()',
-        'CREATE TRIGGER refuse_unknown_topic AFTER UPDATE OF gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, '
+        'CREATE TRIGGER warn_of_no_topic AFTER UPDATE OF gate, suppressed_retention, dormant_after, guard_allowance, guard_max_share, prune_allowance, '
         'prune_max_share, background_per_hour, max_per_second, alerts_per_day, confirm_share ON tokenkeeper.topic FOR EACH STATEMENT '
-        'EXECUTE FUNCTION tokenkeeper.refuse_unknown_topic()',
+        'EXECUTE FUNCTION tokenkeeper.warn_of_no_topic()',
         'CREATE TRIGGER note_policy AFTER UPDATE ON tokenkeeper.topic FOR EACH ROW '
         'WHEN ((old.* IS DISTINCT FROM new.*)) EXECUTE FUNCTION tokenkeeper.note_policy()',
         'CREATE TRIGGER reconsider_guard AFTER UPDATE OF guard_allowance, guard_max_share ON tokenkeeper.topic FOR EACH ROW '

@@ -257,7 +257,7 @@ private func catalog(_ connection: inout Connection) throws -> [String] {
             try owner.lines(
                 "SELECT tgname, tgtype & 16 FROM pg_trigger WHERE tgrelid = 'tokenkeeper.topic'::regclass ORDER BY 1",
                 columns: 2)
-                == ["check_topic|16", "note_policy|16", "reconsider_guard|16", "refuse_unknown_topic|16"])
+                == ["check_topic|16", "note_policy|16", "reconsider_guard|16", "warn_of_no_topic|16"])
     }
 
     @Test func `if nothing is missing, a role that may not migrate is not refused`() throws {

@@ -216,28 +216,20 @@ COMMENT ON FUNCTION tokenkeeper.check_topic() IS
     'Trigger: refuses a policy for an invalid topic, and an unknown gate. The message of a CHECK would show the topic, which may be a token, and the server '
     'would log it, and no message of a CHECK says what is expected. Skips numbers that are in use.';
 
-CREATE OR REPLACE FUNCTION tokenkeeper.refuse_unknown_topic() RETURNS trigger
+CREATE OR REPLACE FUNCTION tokenkeeper.warn_of_no_topic() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    -- Rows of this statement, which may also be an INSERT ... ON CONFLICT. Earlier rows of this transaction count, too.
-    IF EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE age(t.xmin) <= 0) THEN
-        RETURN NULL;
+    -- Rows of this transaction: an INSERT ... ON CONFLICT fires the trigger, too.
+    IF NOT EXISTS (SELECT FROM tokenkeeper.topic AS t WHERE age(t.xmin) <= 0) THEN
+        RAISE WARNING 'the UPDATE matches no topic' USING HINT = 'tokenkeeper.topic_policy lists the known topics. INSERT adds one.';
     END IF;
-    RAISE EXCEPTION 'the UPDATE matches no known topic' USING ERRCODE = 'invalid_parameter_value', HINT = coalesce(
-        -- As far as the statement has the name, and not a parameter.
-        (SELECT 'Did you mean ' || quote_literal(r.topic) || '?'
-         FROM (SELECT m[1] AS name FROM regexp_matches(left(current_query(), 10000), '''([!-&(-~]{5,100})''', 'g') AS m LIMIT 5) AS said
-         CROSS JOIN LATERAL (
-             SELECT tokenkeeper.resembled_topic(said.name, e) AS topic, strpos(current_query(), quote_literal(e)) > 0 AS is_named
-             FROM unnest(ARRAY['production', 'sandbox']) AS e) AS r
-         WHERE r.topic IS NOT NULL ORDER BY r.is_named DESC LIMIT 1),
-        'tokenkeeper.topic_policy lists the known topics. INSERT adds one.');
+    RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.refuse_unknown_topic() IS
-    'Trigger: an UPDATE of topic_policy that changes nothing, because its topic or environment is mistyped, must not look like success.';
+COMMENT ON FUNCTION tokenkeeper.warn_of_no_topic() IS
+    'Trigger: an UPDATE of topic_policy that changes nothing must not look like success: its topic or environment may be mistyped.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_policy() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
