@@ -172,10 +172,10 @@ BEGIN
         UNION ALL SELECT 'warning', fault FROM (
             SELECT DISTINCT coalesce('topic: ' || tokenkeeper.topic_fault(topic), 'environment: ' || tokenkeeper.environment_fault(environment)) AS fault
             FROM (SELECT DISTINCT topic, environment FROM counted) AS t LIMIT 5) AS t WHERE fault IS NOT NULL
-        UNION ALL SELECT 'warning', format('token: %%s rows of %%s have no device token, such as %%s', count(*) - count(parsed), count(*),
+        UNION ALL SELECT 'warning', format('token: %%s of %%s rows have no device token, such as %%s', count(*) - count(parsed), count(*),
                    (array_agg(concat_ws(': ', 'row ' || row_key, tokenkeeper.token_fault(token)) ORDER BY n) FILTER (WHERE parsed IS NULL))[1])
             FROM (SELECT c.*, row_number() OVER () AS n, tokenkeeper.parse_token(token) AS parsed FROM counted AS c) AS t HAVING count(*) > count(parsed)
-        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s are in the future or before 2008. Are these the right zone and unit?', count(*), total)
+        UNION ALL SELECT 'warning', format('registered_at: %%s of %%s rows are in the future or before 2008. Are these the right zone and unit?', count(*), total)
             FROM (SELECT registered_at, count(*) OVER () AS total FROM counted) AS t
             WHERE registered_at > clock_timestamp() + interval '10 minutes' OR registered_at > 'epoch' AND registered_at < '2008-01-01' GROUP BY total
         UNION ALL SELECT 'warning', format('token: they have %%s lengths, most of them %%s digits. Tokens of apps have 64. Is this the token that the device has sent, and '
@@ -186,7 +186,7 @@ BEGIN
             HAVING bool_and(NOT counts AND NOT is_out)
         UNION ALL SELECT 'warning', format('logged_out: %%s of %%s rows are logged out. Is this the flag of those that are active?', count(*) FILTER (WHERE is_out), count(*))
             FROM read WHERE counts OR is_out HAVING count(*) FILTER (WHERE is_out) > 5 AND count(*) FILTER (WHERE is_out) * 2 > count(*)
-        UNION ALL SELECT 'warning', format('registered_at: %%s rows of %%s have the same, %%s, so that none of them supersedes another', n, total, registered_at)
+        UNION ALL SELECT 'warning', format('registered_at: %%s of %%s rows have the same, %%s, so that none of them supersedes another', n, total, registered_at)
             FROM (SELECT registered_at, count(*) AS n, sum(count(*)) OVER () AS total FROM counted GROUP BY 1 ORDER BY 2 DESC LIMIT 1) AS t
             WHERE n > 20 AND n * 10 > total AND registered_at > 'epoch'
         UNION ALL SELECT * FROM (SELECT 'warning', format('device_id: %%L has %%s tokens. Is this the id of one device?', device_id, count(*))

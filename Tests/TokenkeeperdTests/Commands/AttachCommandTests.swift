@@ -59,7 +59,7 @@ import Testing
                 && plan.output.hasPrefix("row 7: logged out, \(token)...\nrow 8: production, t, \(token)..., ")
                 && plan.errors.contains("warning: topic: 't' is no bundle id")
                 && plan.errors.contains(
-                    "warning: token: 1 rows of 4 have no device token, such as row 10: token is 'junk 10'"),
+                    "warning: token: 1 of 4 rows have no device token, such as row 10: token is 'junk 10'"),
             "\(plan)")
         let verbose = try run(Self.attach + ["--dry-run", "--verbose"])
         #expect(!plan.output.contains("CREATE TRIGGER") && verbose.output.contains("CREATE TRIGGER"), "\(verbose)")

@@ -94,6 +94,13 @@ struct CopyText {
         bytes.append(UInt8(ascii: "}"))
     }
 
+    /// An instant as PostgreSQL and `--as-of` read it.
+    static func text(_ instant: Instant) -> String {
+        var text = CopyText()
+        text.instant(instant)
+        return String(decoding: text.bytes, as: UTF8.self)
+    }
+
     /// A `timestamptz`, in UTC. The instant is finite.
     mutating func instant(_ instant: Instant) {
         separate()

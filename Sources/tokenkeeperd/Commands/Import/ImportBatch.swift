@@ -62,7 +62,7 @@ struct ImportBatch {
                 queued += 1
             case .fault(let fault):
                 refused.append(
-                    RefusedRecord(number: row.number, bytes: row.bytes, refusal: Self.refusal(fault)))
+                    RefusedRecord(number: row.number, bytes: row.bytes, refusal: Self.refusal(fault, of: row.token)))
             }
         }
         doubtful = []
@@ -70,11 +70,27 @@ struct ImportBatch {
     }
 
     /// `token is 'abcdefgh'... (12 characters): a UUID, expected …`: what comes before the problem is this token's own.
-    private static func refusal(_ fault: String) -> Refusal {
+    private static func refusal(_ fault: String, of token: String) -> Refusal {
         guard let end = fault.firstRange(of: "character") else {
             return Refusal(kind: "the token is no token", text: fault)
         }
         let problem = fault[end.upperBound...].drop { $0 != ")" }.dropFirst().prefix { $0 != "," }
-        return Refusal(kind: "the token is no token\(problem)", text: fault)
+        // With --token-form base64, what was expected names it.
+        let hint =
+            problem.isEmpty && !fault.contains("base64") && isBase64(token)
+            ? "; it may be base64: see --token-form" : ""
+        return Refusal(kind: "the token is no token\(problem)\(hint)", text: fault + hint)
+    }
+
+    private static let base64 = Set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_".utf8)
+
+    /// Whether a text reads as 16 bytes or more in base64 or base64url.
+    private static func isBase64(_ text: String) -> Bool {
+        let digits = text.utf8.prefix { base64.contains($0) }
+        let padding = text.utf8.dropFirst(digits.count)
+        guard digits.count >= 22, digits.count % 4 != 1, padding.allSatisfy({ $0 == UInt8(ascii: "=") }) else {
+            return false
+        }
+        return padding.isEmpty || text.utf8.count.isMultiple(of: 4)
     }
 }

@@ -55,7 +55,8 @@ struct ImportOptions: ParsableArguments {
     @Option(help: "The form of times: auto, iso, seconds, milliseconds or microseconds.")
     var timeFormat = "auto"
 
-    @Option(help: "The zone of times without one, as in Asia/Tokyo or +09:00. [default: UTC]")
+    @Option(
+        parsing: .unconditional, help: "The zone of times without one, as in Asia/Tokyo or +09:00. [default: UTC]")
     var timeZone: String?
 
     @Option(

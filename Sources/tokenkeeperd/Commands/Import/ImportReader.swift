@@ -29,12 +29,13 @@ struct ImportReader {
     var rejectsBegin: [UInt8] { format.rejectsBegin }
     var items: (one: String, many: String) { format.items }
     var needsBeginning: Bool { format.needsBeginning && position.offset > 0 }
+    var unread: UnreadColumns { row.unread }
 
     /// Looks at the beginning, and uses up nothing: a file that cannot be imported at all is refused before anything has begun.
     mutating func look(_ fill: Fill, isStopped: () -> Bool) throws {
         var (format, row, place) = (self.format, ImportRow(), 0)
         while !isStopped() {
-            if filled >= 4 || hasEnded, let fault = Self.fault(of: buffer.prefix(filled)) {
+            if filled >= 6 || hasEnded, let fault = FileKind.fault(of: buffer.prefix(filled)) {
                 throw ImportProblem(fault)
             }
             let isWhole = filled == buffer.count || hasEnded
@@ -72,21 +73,6 @@ struct ImportReader {
 
     private static func hasLinesOfCR(_ bytes: ArraySlice<UInt8>) -> Bool {
         bytes.contains(UInt8(ascii: "\r")) && !bytes.contains(.newline)
-    }
-
-    /// What a text can never begin with.
-    private static func fault(of bytes: ArraySlice<UInt8>) -> String? {
-        if bytes.starts(with: [0x1F, 0x8B]) { return "the file is compressed: decompress it with gunzip" }
-        if bytes.starts(with: [0x28, 0xB5, 0x2F, 0xFD]) { return "the file is compressed: decompress it with unzstd" }
-        if bytes.starts(with: [0x50, 0x4B, 0x03, 0x04]) {
-            return "the file is a zip archive or a spreadsheet: unpack it, or save it as CSV"
-        }
-        let start = Array(bytes.prefix(4))
-        let isWide = start.count == 4 && (start[0] == 0) != (start[1] == 0) && (start[2] == 0) != (start[3] == 0)
-        if bytes.starts(with: [0xFF, 0xFE]) || bytes.starts(with: [0xFE, 0xFF]) || isWide {
-            return "the file is in UTF-16: convert it with iconv -f UTF-16 -t UTF-8"
-        }
-        return nil
     }
 
     /// Reads the header again, for an import that continues. The file is at its beginning; afterwards it must be set to the position.
@@ -159,12 +145,12 @@ struct ImportReader {
             switch rules.judge(row, sourceID: source, into: &batch.copy) {
             case .queued:
                 batch.queued += 1
-                summary.note(traits, token: row[.token]?.count ?? 0)
+                summary.note(rules.traits(of: row), token: row[.token]?.count ?? 0)
             case .doubtful(let token):
                 let prefix = batch.copy.takeRow()
                 batch.doubtful.append(
                     ImportBatch.DoubtfulRow(
-                        number: number, bytes: Array(buffer[range]), row: prefix, traits: traits,
+                        number: number, bytes: Array(buffer[range]), row: prefix, traits: rules.traits(of: row),
                         token: String(decoding: row.bytes[token], as: UTF8.self)))
             case .skipped(let reason):
                 skip(reason)
@@ -173,14 +159,6 @@ struct ImportReader {
             }
         }
         position.records += 1
-    }
-
-    private var traits: ImportSummary.Traits {
-        var traits = ImportSummary.Traits(logsOut: rules.logsOut(row))
-        for field in ImportField.allCases where row[field] != nil || field == .tags && row.tagList != nil {
-            traits.fields |= 1 << field.rawValue
-        }
-        return traits
     }
 
     /// Skips the rest of a line that is longer than a record may be.

@@ -34,6 +34,9 @@ enum ImportField: Int, CaseIterable {
         }
     }
 
+    /// Whether it is when the row was true.
+    var isTime: Bool { self == .registeredAt || self == .timestamp }
+
     /// Whether it comes from the column of its own name if none is named. `active` may mean many things.
     var isFoundByName: Bool { self != .active }
 }
@@ -57,6 +60,12 @@ struct ImportRow {
     private(set) var tagList: [Range<Int>]?
     /// Whether the record has a reason, and it is empty: an accepted push in a sender's log, for example.
     private(set) var hasEmptyReason = false
+    /// A field that the record has twice, with a value each time.
+    private(set) var repeated: ImportField?
+    /// Why the record has no token, if it has no place for one.
+    var absence: String?
+    /// Of all records so far.
+    var unread = UnreadColumns()
     private var began = 0
 
     mutating func clear() {
@@ -65,6 +74,8 @@ struct ImportRow {
         for index in filtered.indices { filtered[index] = nil }
         tagList = nil
         hasEmptyReason = false
+        repeated = nil
+        absence = nil
     }
 
     /// Where the value is in `bytes`; nil if it is absent or empty.
@@ -82,7 +93,10 @@ struct ImportRow {
     /// Ends the value. An empty value counts as absent.
     mutating func end(_ use: ColumnUse) {
         let range = began < bytes.count ? began..<bytes.count : nil
-        if let field = use.field { ranges[field.rawValue] = range }
+        if let field = use.field, let range {
+            if ranges[field.rawValue] != nil || field == .tags && tagList != nil { repeated = field }
+            ranges[field.rawValue] = range
+        }
         if use.field == .reason, range == nil { hasEmptyReason = true }
         if let filter = use.filter {
             while filtered.count <= filter { filtered.append(nil) }
@@ -94,7 +108,10 @@ struct ImportRow {
     mutating func endTag() { tagList = (tagList ?? []) + [began..<bytes.count] }
 
     /// There is a list of tags, even if it stays empty.
-    mutating func beginTagList() { tagList = [] }
+    mutating func beginTagList() {
+        if tagList != nil || self[.tags] != nil { repeated = .tags }
+        tagList = []
+    }
 
     /// What was written last, as text. For words such as a key, not for every value.
     func word(_ range: Range<Int>) -> String { String(decoding: bytes[range], as: UTF8.self) }

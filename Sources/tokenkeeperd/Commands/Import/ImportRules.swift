@@ -53,7 +53,8 @@ struct ImportRules {
         let start = copy.bytes.count
         do throws(Refused) {
             if let reason = skips(row) { return .skipped(reason) }
-            guard let token = value(.token, row) else { throw Refused("the token is empty") }
+            guard let token = value(.token, row) else { throw Refused(row.absence ?? "the token is empty") }
+            if let field = row.repeated { throw Refused("\(field.name) is there twice") }
             if row.hasEmptyReason { throw Refused("the reason is empty: APNs may have accepted the push") }
             try writeScope(row, into: &copy)
             let instant = try instant(row)
@@ -87,7 +88,7 @@ struct ImportRules {
         }
     }
 
-    private struct Refused: Error {
+    struct Refused: Error {
         let refusal: Refusal
 
         init(_ kind: String, _ detail: String? = nil) { refusal = Refusal(kind, detail) }
@@ -103,7 +104,7 @@ struct ImportRules {
     }
 
     /// The value, unless it is the text for null.
-    private func value(_ field: ImportField, _ row: ImportRow) -> Range<Int>? {
+    func value(_ field: ImportField, _ row: ImportRow) -> Range<Int>? {
         guard let range = row[field], !isNull(row.bytes, range) else { return nil }
         return range
     }
@@ -208,7 +209,7 @@ struct ImportRules {
             tags = list
         } else if let range = value(.tags, row) {
             guard let list = TagText(separator: tagSeparator).tags(&source, range) else {
-                throw Refused("tags is not a list, or has an element that is null; to leave it out: --column tags=")
+                throw Refused("tags is not a list; to leave it out: --column tags=")
             }
             tags = list
         } else {
@@ -218,13 +219,10 @@ struct ImportRules {
         copy.array(source, tags)
     }
 
-    private func isUnregistered(_ row: ImportRow) throws(Refused) -> Bool {
+    func isUnregistered(_ row: ImportRow) throws(Refused) -> Bool {
         if try flag(.unregistered, row) == true { return true }
         return try flag(.active, row) == false
     }
-
-    /// Whether a row that was not refused is a logout.
-    func logsOut(_ row: ImportRow) -> Bool { (try? isUnregistered(row)) ?? false }
 
     /// What a time before APNs probably is.
     private func ancient(_ row: ImportRow) -> String? {

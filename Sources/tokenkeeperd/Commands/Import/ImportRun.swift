@@ -181,12 +181,18 @@ struct ImportRun {
             [
                 "\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"
             ]
-            + summary.coverage(named: named) + summary.missing(named: named)
-            + summary.details + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
+            + details(of: reader) + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
             + summary.samples.map { "  \(HistoryText.plain($0))" }
         return ImportOutcome(
             lines: lines + (isFinished || problem != nil ? [] : ["interrupted"]), refused: Int64(summary.refused),
             isFinished: isFinished, problem: problem)
+    }
+
+    /// What a person should see of the file, and of what became of its rows.
+    private func details(of reader: ImportReader) -> [String] {
+        let summary = reader.summary
+        return reader.unread.lines + summary.coverage(named: named, timeless: rules.timeless)
+            + summary.missing(named: named) + (rules.topics.isEmpty ? summary.oddTopics : []) + summary.details
     }
 
     private func outcome(_ reader: ImportReader, _ source: ImportSource, _ end: End) -> ImportOutcome {
@@ -196,12 +202,11 @@ struct ImportRun {
         var lines = [
             "\(file): \(counted(reader.position.records, "row", "rows")); queued \(queued), refused \(refused), skipped \(reader.position.skipped)"
         ]
-        if source.queued + source.refused > 0, !summary.details.isEmpty { lines.append("of these, in this run:") }
-        lines += summary.missing(named: named) + summary.details
+        let details = details(of: reader)
+        if source.queued + source.refused > 0, !details.isEmpty { lines.append("of these, in this run:") }
+        lines += details
         if refused > 0 {
-            var again = CopyText()
-            again.instant(rules.asOf)
-            let asOf = String(decoding: again.bytes, as: UTF8.self)
+            let asOf = CopyText.text(rules.asOf)
             lines.append(
                 "refused rows: \(rejects); fix them, and import that file with the same options and --as-of \(ShellWord.quoted(asOf))"
             )

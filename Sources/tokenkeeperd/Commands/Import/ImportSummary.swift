@@ -1,3 +1,4 @@
+internal import TokenLedger
 internal import TokenModel
 
 /// What an import has done, for people. Pure.
@@ -12,6 +13,8 @@ struct ImportSummary {
     private var fields = [Int](repeating: 0, count: ImportField.allCases.count)
     private var logouts = 0
     private var lengths: [Int: Int] = [:]
+    /// The topics that rows name.
+    private var topics: [[UInt8]: Int] = [:]
     /// By cause, or reason.
     private var refusals: [String: Int] = [:]
     private var skips: [String: Int] = [:]
@@ -21,6 +24,7 @@ struct ImportSummary {
     /// The causes come from the file: there may be any number of them.
     private static let mostKinds = 50
     private static let mostSamples = 10
+    private static let mostShown = 10
 
     init(_ possible: [ImportField]) { self.possible = possible }
 
@@ -29,6 +33,8 @@ struct ImportSummary {
         /// A bit for each field.
         var fields = 0
         var logsOut = false
+        /// That the row names.
+        var topic: [UInt8]?
     }
 
     /// - Parameter token: How long it is in hex.
@@ -37,18 +43,55 @@ struct ImportSummary {
         for index in fields.indices { fields[index] += traits.fields >> index & 1 }
         if traits.logsOut { logouts += 1 }
         if lengths[token] != nil || lengths.count < Self.mostKinds { lengths[token, default: 0] += 1 }
+        if let topic = traits.topic, topics[topic] != nil || topics.count < Self.mostKinds {
+            topics[topic, default: 0] += 1
+        }
     }
 
-    /// What a person should see before an import, such as a column that is always empty.
+    /// What a person should see of the rows, such as a column that is always empty.
     ///
-    /// - Parameter named: The fields of `--column`.
-    func coverage(named: Set<ImportField>) -> [String] {
-        let shown = possible.filter { $0 != .token && (named.contains($0) || fields[$0.rawValue] > 0) }
-        return shown.map { "  \($0.name): in \(fields[$0.rawValue]) of \(counted(Int64(rows), "row", "rows"))" }
-            + (logouts > 0 ? ["  logs out \(counted(Int64(logouts), "token", "tokens"))"] : [])
-            + lengths.sorted { ($1.value, $0.key) < ($0.value, $1.key) }.prefix(3).map {
-                "  tokens of \(counted(Int64($0.key), "hex digit", "hex digits")): \($0.value)"
-            }
+    /// - Parameters:
+    ///   - named: The fields of `--column`.
+    ///   - timeless: What rows without a time count as.
+    func coverage(named: Set<ImportField>, timeless: String) -> [String] {
+        if rows == 0 { return [] }
+        let shown = possible.filter { $0 != .token && ($0.isTime || named.contains($0) || fields[$0.rawValue] > 0) }
+        let covered = shown.map { field in
+            let count = fields[field.rawValue]
+            let others = field.isTime && count < rows ? "; rows without it count as \(timeless)" : ""
+            return "  \(field.name): in \(count) of \(counted(rows, "row", "rows"))\(others)"
+        }
+        return covered + topicLines + (logouts > 0 ? ["  logs out \(counted(logouts, "token", "tokens"))"] : [])
+            + lengthLines
+    }
+
+    private var topicLines: [String] {
+        let shown = Self.mostFrequent(topics.map { (value: String(decoding: $0.key, as: UTF8.self), count: $0.value) })
+        let others = fields[ImportField.topic.rawValue] - shown.reduce(0) { $0 + $1.count }
+        return shown.map { "  topic \($0.value): \($0.count)" } + (others > 0 ? ["  other topics: \(others)"] : [])
+    }
+
+    private var lengthLines: [String] {
+        let shown = Self.mostFrequent(lengths.map { (value: $0.key, count: $0.value) })
+        let others = rows - shown.reduce(0) { $0 + $1.count }
+        return shown.map { "  tokens of \(counted($0.value, "hex digit", "hex digits")): \($0.count)" }
+            + (others > 0 ? ["  tokens of other lengths: \(others)"] : [])
+    }
+
+    private static func mostFrequent<Value: Comparable>(
+        _ counts: [(value: Value, count: Int)]
+    ) -> ArraySlice<(value: Value, count: Int)> {
+        counts.sorted { ($1.count, $0.value) < ($0.count, $1.value) }.prefix(mostShown)
+    }
+
+    /// Topics that are no bundle ID, and so probably the file's own names.
+    var oddTopics: [String] {
+        let odd = topics.keys.filter { !$0.contains(UInt8(ascii: ".")) }.map { String(decoding: $0, as: UTF8.self) }
+        return odd.sorted().prefix(Self.mostShown).map {
+            let word = ShellWord.quoted($0)
+            return
+                "warning: the topic '\($0)' is no bundle ID: say which it means, as in --topic-value \(word)=com.example.\(word)"
+        }
     }
 
     /// The named fields that no row has.

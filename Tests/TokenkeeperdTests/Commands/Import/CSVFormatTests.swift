@@ -55,6 +55,66 @@ import Testing
         #expect(throws: (any Error).self) { try tokens("", ["--column", "key=x"]) }
     }
 
+    @Test func `blanks around a name of the header do not hide a column`() throws {
+        for header in ["token, device_id, registered_at", "token,\" device_id\",\"registered_at \""] {
+            let read = try ImportedText("\(header)\naa,d,2025-01-02\n", usual)
+            #expect(read.rows == ["production\tt\t2025-01-02 00:00:00+00\td\t\\N\t\\N\tf\t7\taa"])
+        }
+        let named = ["--column", "token= push", "--filter", "os=ios"]
+        #expect(try tokens("id, push, os\n1,aa,ios\n", named) == ["aa"])
+        // A column without a name is none of a field that is left out.
+        let nameless = try ImportedText("token,\naa,x\n", usual + ["--column", "tags="])
+        #expect(
+            nameless.rows[0].contains("\\N\t\\N\t\\N\tf") && nameless.coverage.allSatisfy { !$0.contains("not read") })
+    }
+
+    @Test(arguments: ["registered_at,registered_at", "unregistered,Unregistered", "Token,x"])
+    func `a field comes from one column only`(columns: String) throws {
+        #expect(throws: ImportProblem.self) { try ImportedText("token,\(columns)\naa,,\n", usual) }
+        let named = try ImportedText(
+            "token,Unregistered,unregistered\naa,1,\n", usual + ["--column", "unregistered=Unregistered"])
+        #expect(named.rows[0].contains("\tt\t7"))
+    }
+
+    @Test func `columns that nothing is read from, and rows without a time, are told`() throws {
+        let read = try ImportedText("token,is_active,lastSeen,active\naa,f,2024-01-01,f\n", usual)
+        #expect(
+            read.coverage == [
+                "  not read: is_active, lastSeen, active",
+                "  registered_at: in 0 of 1 row; rows without it count as registered at 2026-01-01 00:00:00+00 (when the file was written)",
+                "  tokens of 2 hex digits: 1",
+            ])
+        let some = try ImportedText(
+            "token,registered_at\naa,2024-01-01\nbb,-\n", usual + ["--as-of", "2025-01-01", "--null", "-"])
+        #expect(
+            some.coverage[0]
+                == "  registered_at: in 1 of 2 rows; rows without it count as registered at 2025-01-01 00:00:00+00 (--as-of)"
+        )
+        // The cause in a file of refused rows is nobody's column.
+        let again = try ImportedText(ImportedText("token,more\nzz,1\n", usual).rejects, usual)
+        #expect(again.coverage == ["  not read: more"])
+        let wide = "token," + (1...40).map { "c\($0)" }.joined(separator: ",")
+        #expect(try ImportedText(wide + "\n", usual).coverage[0].hasSuffix(", c29, c30, …"))
+    }
+
+    @Test func `a token may have a line break at its end, and no other value may have one`() throws {
+        let read = try ImportedText("token,device_id\n\"aa\n\",x\n\"bb\r\n\",y\ncc,z\n", usual)
+        #expect(read.rows.map { $0.suffix(2) } == ["aa", "bb", "cc"] && read.refused == [])
+        #expect(read.position.lines == 6)
+        for text in ["aa,\"x\n\"\n", "\"aa\nbb\",x\n"] {
+            #expect(try ImportedText("token,device_id\n" + text, usual).refused.count == 2, "\(text)")
+        }
+    }
+
+    @Test func `all lengths of tokens are told, or how many have another`() throws {
+        let lines = (1...12).map { String(repeating: "ab", count: $0) + "\n" }.joined()
+        let few = try ImportedText("token\naa\naabb\naabbcc\naabbccdd\n", usual)
+        #expect(few.coverage.count { $0.contains("tokens of") } == 4, "\(few.coverage)")
+        let many = try ImportedText("token\naa\n" + lines, usual)
+        #expect(many.coverage[1] == "  tokens of 2 hex digits: 2")
+        #expect(many.coverage.count == 12 && many.coverage[11] == "  tokens of other lengths: 2")
+    }
+
     @Test func `the file of refused rows reads as the rows did, and as a third file`() throws {
         let lines = "aa,\"x\nzz,y\n\"yy\",\"two\nlines\"\nbb\n"
         for (header, more) in [

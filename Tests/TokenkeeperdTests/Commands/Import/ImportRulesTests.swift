@@ -1,4 +1,5 @@
 import Testing
+import TokenLedger
 import TokenModel
 
 @testable import tokenkeeperd
@@ -81,8 +82,8 @@ import TokenModel
         // The daemon leaves out what cannot be kept: one function judges that for all.
         #expect(try refusal("aa,t,,,\(long),,") == nil)
         #expect(try refusal("aa,t,,,,\(long),") == nil)
-        #expect(
-            try refusal("aa,t,,,,{NULL},")?.hasPrefix("2 tags is not a list, or has an element that is null;") == true)
+        #expect(try refusal("aa,t,,,,\"{a,NULL}\",") == nil)
+        #expect(try refusal("aa,t,,,,\"{a,,b}\",")?.hasPrefix("2 tags is not a list; to leave it out:") == true)
         #expect(try refusal("aa,t,,,,,maybe")?.hasPrefix("2 unregistered is neither true nor false") == true)
         #expect(try refusal("aa,t,dev,,,,")?.hasPrefix("2 the environment is unknown: \"dev\"") == true)
         #expect(try refusal("aa,t,dev,,,,", ["--environment-value", "dev=sandbox"]) == nil)
@@ -108,6 +109,25 @@ import TokenModel
     @Test func `causes are counted without what is peculiar to a row`() throws {
         let read = try ImportedText("token\nabc\nabd\n\"\"\n", ["--format", "csv", "--topic", "t"])
         #expect(read.details == ["  refused 2: the token is no token: odd", "  refused 1: the token is empty"])
+    }
+
+    @Test(arguments: [
+        ("6LwWPILuVjDOo9zLyfKBtUKYv0Um9d3h4vAMTVoyKTM", true), ("6LwWPILuVjDOo9zLyfKBtUKYv0Um9d3h4vAMTVoyKTM=", true),
+        ("6LwWPILuVjDOo9zLyfKB_-", true), ("6LwWPILuVjDOo9zLyfKB=", false), ("6LwWPILuVjDOo9zLyfKBt", false),
+        ("6LwWPILuVjDOo9zLyfKB:x", false), ("6LwWPILu", false),
+    ]) func `a token that is no hex may be base64, which the cause says`(token: String, isBase64: Bool) throws {
+        func causes(_ problem: String, _ expected: String) throws -> ImportedText {
+            try ImportedText(Array("token\n\(token)\n".utf8), ["--format", "csv", "--topic", "t"]) {
+                .fault("token is '\($0.prefix(8))'... (\($0.count) characters)\(problem), expected \(expected)")
+            }
+        }
+        let read = try causes("", "1 to 512 bytes in hex")
+        let hint = "; it may be base64: see --token-form"
+        #expect(read.refused.count == 1 && read.refused[0].hasSuffix("in hex" + (isBase64 ? hint : "")))
+        #expect(read.details == ["  refused 1: the token is no token" + (isBase64 ? hint : "")])
+        for (problem, expected) in [(": a UUID", "hex"), ("", "hex or base64")] {
+            #expect(try !causes(problem, expected).refused[0].contains(hint))
+        }
     }
 
     @Test func `in base64, hex digits may be something else unless there are 32`() throws {

@@ -254,10 +254,15 @@ import TokenLedger
         let dry = try run(arguments + ["--dry-run"], on: database)
         for words in [
             "registered_at: in 0 of 2 rows", "active: in 2 of 2 rows", "logs out 1 token", "tokens of 2 hex digits: 2",
+            "not read: lastSeen, active",
         ] {
             #expect(dry.output.contains(words), "\(dry.output)")
         }
         let imported = try run(arguments, on: database)
+        // What the import has done is no less than what the dry run has said.
+        #expect(
+            imported.output.split(separator: "\n").dropFirst().dropLast()
+                == dry.output.split(separator: "\n").dropFirst())
         #expect(
             imported.status == 0 && imported.output.contains("warning: registered_at is in none of 2 rows"),
             "\(imported)")
@@ -277,6 +282,8 @@ import TokenLedger
             ("{\n\"Endpoints\":[]}\n", "json", "one JSON object"),
             ("{\"Endpoints\":[\n  {\"Token\":\"aa\"}]}\n", "json", "one JSON object"),
             ("{ \"results\": [ {\"token\":\"aa\"}]}", "json", "one JSON object"),
+            ("{\n\"token\":\"aa\"\n}\n{\n\"token\":\"bb\"\n}\n", "json", "jq -c .\n"),
+            ("{\n\"token\":\"aa\"\n}\n", "json", "jq -c .\n"),
             ("token\raa\rbb\r", "csv", "end with CR only"),
         ] {
             let file = try folder.write(text, to: "g")
@@ -425,10 +432,15 @@ import TokenLedger
             #expect(rehearsal.status == 70 && rehearsal.errors == whole.errors)
             return whole.errors
         }
+        let utf32: [UInt8] = "token\n\(token)\n".utf8.flatMap { [$0, UInt8(0), UInt8(0), UInt8(0)] }
         let utf16: [UInt8] = "token\n\(token)\n".utf8.flatMap { [$0, UInt8(0)] }
         for (bytes, words) in [
             ([0x1F, 0x8B, 8, 0], "gunzip"), ([0x28, 0xB5, 0x2F, 0xFD], "unzstd"), (Array("PK\u{3}\u{4}".utf8), "zip"),
-            ([0xFF, 0xFE] + utf16, "iconv"), (utf16, "iconv"), ([0] + utf16.dropLast(), "iconv"),
+            ([0xFF, 0xFE] + utf16, "iconv -f UTF-16"), (utf16, "UTF-16"), ([0] + utf16.dropLast(), "UTF-16"),
+            ([0xFF, 0xFE, 0, 0] + utf32, "iconv -f UTF-32"), (utf32, "UTF-32"),
+            ([0, 0, 0] + utf32.dropLast(3), "UTF-32"),
+            (Array("BZh91AY&SY".utf8), "bunzip2"), ([0xFD, 0x37, 0x7A, 0x58, 0x5A, 0], "unxz"),
+            (Array("PAR1\u{15}\u{4}".utf8), "Parquet"),
         ] as [([UInt8], String)] {
             #expect(try refusal(bytes, usual).contains(words))
             #expect(try refusal(bytes, ["--format", "json", "--topic", "t"]).contains(words))

@@ -22,7 +22,7 @@ import Testing
 
     @Test(arguments: [
         "{", "[]", "{\"token\":\"aa\"} x", "{\"token\":\"a\\ud800a\"}", "{\"token\" \"aa\"}", "{\"token\":[\"aa\"]}",
-        "{\"token\":\"aa\",\"x\":[}", "{\"token\":\"aa\",\"tags\":[1]}", "{\"token\":\"aa\",}", "{\"a\":}",
+        "{\"token\":\"aa\",\"x\":[}", "{\"token\":\"aa\",\"tags\":[[1]]}", "{\"token\":\"aa\",}", "{\"a\":}",
     ])
     func `JSON Lines: a malformed line is refused, and can be read again with its cause`(line: String) throws {
         let read = try ImportedText(
@@ -50,12 +50,82 @@ import Testing
                 "production\tt\t2025-01-02 03:00:00+00\t\\N\tu\t{\"x\",\"y\"}\tf\t7\taa",
                 "production\tt\t2026-01-01 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\tbb",
             ])
-        #expect(read.refused == ["3 the token is empty", "4 the token is empty"])
+        #expect(read.refused == ["3 no key token.apn", "4 no key token.apn"])
         let filtered = try ImportedText(
             #"[{"token":"aa","os":{"name":"iOS"}},{"token":"bb","os":{"name":"Android"}},{"token":"cc","os":[1]}]"#,
             ["--format", "json", "--topic", "t", "--filter", "os.name=iOS"])
         #expect(filtered.rows.map { $0.suffix(2) } == ["aa"])
         #expect(filtered.details == ["  skipped 1: os.name is \"Android\"", "  skipped 1: os.name is empty"])
+    }
+
+    @Test
+    func
+        `JSON: a key that nobody named may be in upper case, keys that nobody reads are told, and no field is there twice`()
+        throws
+    {
+        let read = try ImportedText(
+            #"""
+            {"Token":"aa","Registered_At":"2025-01-02","deviceId":"d","item":{"user":"u","n\u0061me":1}}
+            {"token":"bb","registered_at":"2025-01-02","Registered_At":"2025-01-03"}
+            {"token":"cc","registered_at":"2025-01-02","Registered_At":null,"deviceId":"d"}
+            {"token":"dd","tags":["a"],"Tags":"b"}
+            {"token":"ee","tags":"b","Tags":["a"]}
+            """#, ["--format", "json", "--topic", "t", "--column", "user_id=item.user"])
+        #expect(
+            read.rows == [
+                "production\tt\t2025-01-02 00:00:00+00\t\\N\tu\t\\N\tf\t7\taa",
+                "production\tt\t2025-01-02 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\tcc",
+            ])
+        #expect(read.refused == ["2 registered_at is there twice", "4 tags is there twice", "5 tags is there twice"])
+        #expect(read.coverage[0] == "  not read: deviceId, item.name")
+        let named = try ImportedText(
+            #"{"token":"aa","Device_ID":"d"}"#, ["--format", "json", "--topic", "t", "--column", "user_id=Device_ID"])
+        #expect(named.rows[0].contains("\t\\N\td\t\\N\tf"), "a named key is no other field's")
+        let again = try ImportedText(#"{"tokenkeeperd":"line 2: x"}"#, ["--format", "json", "--topic", "t"])
+        #expect(again.coverage == [])
+    }
+
+    @Test(arguments: [
+        (
+            #"{"Endpoints":[{"Attributes":{"Token":"aa"}}],"NextToken":"x"}"#, "Attributes.Token",
+            "no key Attributes.Token (Endpoints is an array: make lines of it with jq -c '.Endpoints[]')"
+        ),
+        (
+            #"{"id":"u","push_tokens":[{"token":"aa"}]}"#, "push_tokens.token",
+            "no key push_tokens.token (push_tokens is an array: make lines of it with jq)"
+        ),
+        (
+            #"{"push_tokens":[{"token":"aa"}]}"#, "push_tokens.0.token",
+            "no key push_tokens.0.token (push_tokens is an array: make lines of it with jq)"
+        ),
+        (
+            #"{"x":{"Item":[{"token":"aa"}]}}"#, "x.Item.token",
+            "no key x.Item.token (x.Item is an array: make lines of it with jq)"
+        ),
+        (
+            #"{"a-b":[{"x":[1,{}]}],"tags":["y"]}"#, "token",
+            "no key token (a-b is an array: make lines of it with jq)"
+        ),
+        (#"{"t\u006fken":{"apn":null}}"#, "token.apn", "the token is empty"),
+        (#"{"token.apn":""}"#, "token.apn", "the token is empty"), (#"{"Token":null}"#, "token", "the token is empty"),
+        (#"{"token":"aa"}"#, "token.apn", "no key token.apn"), ("{}", "token", "no key token"),
+    ]) func `JSON: a key that is not there is told from an empty value`(line: String, column: String, cause: String)
+        throws
+    {
+        let named = column == "token" ? [] : ["--column", "token=\(column)"]
+        let read = try ImportedText(line + "\n", ["--format", "json", "--topic", "t"] + named)
+        #expect(read.refused == ["1 \(cause)"])
+        // What a filter leaves out is not refused.
+        let filtered = try ImportedText(line, ["--format", "json", "--topic", "t", "--filter", "os=ios"] + named)
+        #expect(filtered.refused == [])
+    }
+
+    @Test func `JSON: a number or a flag among the tags is a tag, and null is none`() throws {
+        for (tags, kept) in [("[5,true]", #"{"5","true"}"#), (#"["news",null]"#, #"{"news"}"#), ("[null]", "{}")] {
+            let read = try ImportedText(
+                #"{"token":"aa","tags":\#(tags)}"#, ["--format", "json", "--topic", "t"])
+            #expect(read.rows.map { $0.split(separator: "\t")[5] } == [Substring(kept)], "\(read.refused)")
+        }
     }
 
     @Test(arguments: [1, 7, 1000])
@@ -142,6 +212,31 @@ import Testing
                 "production com.example.bank", "sandbox com.example.pay", "sandbox com.example.bank",
             ])
         #expect(read.refused == ["4 the topic is not named with --topic-value: \"3\""])
+    }
+
+    @Test func `the topics that rows name are told, and one without a dot is doubted`() throws {
+        let usual = ["--format", "csv"]
+        let text = "token,topic\naa,rider\nbb,rider\ncc,com.example.app\ndd,com.example.app\nee,com.example.app\n"
+        let read = try ImportedText(text, usual)
+        #expect(read.coverage.contains("  topic com.example.app: 3") && read.coverage.contains("  topic rider: 2"))
+        #expect(
+            read.coverage.last
+                == "warning: the topic 'rider' is no bundle ID: say which it means, as in --topic-value rider=com.example.rider"
+        )
+        let named = try ImportedText(
+            text,
+            usual + ["--topic-value", "rider=com.example.app", "--topic-value", "com.example.app=com.example.app"])
+        #expect(named.coverage.contains("  topic com.example.app: 5"))
+        #expect(
+            try ImportedText("token\naa\n", usual + ["--topic", "t"]).coverage.allSatisfy { !$0.contains("topic") })
+        let many = "token,topic\n" + (1...60).map { "aa,com.example.a\($0)\n" }.joined()
+        #expect(try ImportedText(many, usual).coverage.contains("  other topics: 50"))
+    }
+
+    @Test(arguments: [["--time-zone", "-05:00"], ["--time-zone=-05:00"]])
+    func `a time zone may be west of Greenwich`(zone: [String]) throws {
+        let options = try ImportOptions.parse(["--format", "csv"] + zone)
+        #expect(try options.knownZone() == LocalTime(offset: -18_000))
     }
 
     @Test func `a format takes only the options that it has a use for`() {

@@ -12,6 +12,8 @@ struct ImportedText {
     /// The file of the refused records.
     var rejects = ""
     var details: [String] = []
+    /// What a person should see of the file and its rows.
+    var coverage: [String] = []
     var position = ImportPosition(identity: "f")
     /// Why nothing after the position can be read.
     var problem: ImportProblem?
@@ -29,8 +31,8 @@ struct ImportedText {
         token: (String) -> TokenReading = { .fault("token is '\($0.prefix(8))'... (9 characters): odd, expected hex") }
     ) throws {
         let options = try ImportOptions.parse(arguments)
-        var reader = ImportReader(
-            try options.makeFormat(), try options.rules(asOf: Self.asOf, now: Self.now, in: zone), from: position)
+        let rules = try options.rules(asOf: Self.asOf, now: Self.now, in: zone)
+        var reader = ImportReader(try options.makeFormat(), rules, from: position)
         var read = 0
         var isLast = false
         while !isLast, problem == nil {
@@ -53,6 +55,9 @@ struct ImportedText {
             (isLast, problem) = (batch.isLast, batch.problem)
         }
         details = reader.summary.details
+        coverage =
+            reader.unread.lines + reader.summary.coverage(named: [], timeless: rules.timeless)
+            + reader.summary.oddTopics
     }
 
     init(_ text: String, _ arguments: [String], piece: Int = 7) throws {

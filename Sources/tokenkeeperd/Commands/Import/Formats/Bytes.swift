@@ -54,6 +54,14 @@ enum Bytes {
         return nil
     }
 
+    /// The range without white space at its ends.
+    static func trimmed(_ bytes: [UInt8], _ range: Range<Int>) -> Range<Int> {
+        var (start, end) = (range.lowerBound, range.upperBound)
+        while start < end, bytes[start].isBlank { start += 1 }
+        while start < end, bytes[end - 1].isBlank { end -= 1 }
+        return start..<end
+    }
+
     /// How many lines end in this range.
     static func newlines(in bytes: [UInt8], from start: Int, to end: Int) -> Int {
         var count = 0

@@ -67,7 +67,7 @@ struct CSVFormat: ImportFormat {
             isAtBeginning = false
             if contentEnd == start { return .found(.nothing, end: next, lines: lines) }
             guard let uses else {
-                try readHeader(bytes, start..<next)
+                try readHeader(bytes, start..<next, &row.unread)
                 return .found(.nothing, end: next, lines: lines)
             }
             if let refusal = fill(&row, bytes, uses) {
@@ -143,14 +143,20 @@ struct CSVFormat: ImportFormat {
         what == .more ? .needsMore : .malformed(refusal)
     }
 
-    private mutating func readHeader(_ bytes: [UInt8], _ range: Range<Int>) throws(ImportProblem) {
+    private mutating func readHeader(
+        _ bytes: [UInt8], _ range: Range<Int>, _ unread: inout UnreadColumns
+    ) throws(ImportProblem) {
         var names: [String] = []
         for cell in cells {
             var content = Array(bytes[cell.start..<cell.end])
             if cell.isEscaped { content = Self.unescaped(content) }
-            names.append(String(decoding: content, as: UTF8.self))
+            names.append(String(decoding: content[Bytes.trimmed(content, content.indices)], as: UTF8.self))
         }
-        uses = try mapping.uses(of: names)
+        let uses = try mapping.uses(of: names)
+        self.uses = uses
+        for (name, use) in zip(names, uses) where use == nil && name != Self.mark {
+            unread.note(Array(name.utf8), 0..<name.utf8.count)
+        }
         rejectsBegin = Array(Self.mark.utf8) + [delimiter]
         // A file of refused records has the column already.
         let afterMark = cells[0].end + (bytes[range.lowerBound] == .quote ? 2 : 1)
@@ -167,6 +173,12 @@ struct CSVFormat: ImportFormat {
             place += content[place] == .quote ? 2 : 1
         }
         return plain
+    }
+
+    /// Where the value is: a token may have a line break at its end.
+    private static func content(of cell: Cell, for use: ColumnUse, in bytes: [UInt8]) -> Range<Int> {
+        let range = cell.start..<cell.end
+        return cell.isLong && use.field == .token ? Bytes.trimmed(bytes, range) : range
     }
 
     /// - Returns: Why the record is refused, if it is.
@@ -189,19 +201,20 @@ struct CSVFormat: ImportFormat {
         for index in uses.indices {
             guard let use = uses[index] else { continue }
             let cell = cells[index + shift]
+            let content = Self.content(of: cell, for: use, in: bytes)
             // Rather a quote that is missing here, and closed somewhere below, than a name of two lines.
-            if cell.isLong {
+            if cell.isLong, Bytes.first(.newline, in: bytes, from: content.lowerBound, to: content.upperBound) != nil {
                 return Refusal("\(use.field?.name ?? "a filter's column") has a line break, or a quote is not closed")
             }
             row.begin()
             if cell.isEscaped {
-                var place = cell.start
-                while place < cell.end {
+                var place = content.lowerBound
+                while place < content.upperBound {
                     row.append(bytes[place])
                     place += bytes[place] == .quote ? 2 : 1
                 }
             } else {
-                row.append(bytes, cell.start..<cell.end)
+                row.append(bytes, content)
             }
             row.end(use)
         }

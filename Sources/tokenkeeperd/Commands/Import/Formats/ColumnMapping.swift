@@ -51,30 +51,36 @@ struct ColumnMapping: Equatable {
         option.split(separator: "=", maxSplits: 1, omittingEmptySubsequences: false).map(String.init)
     }
 
-    /// The columns that may be read, each with its use.
-    var uses: [(column: String, use: ColumnUse)] {
-        var uses: [(column: String, use: ColumnUse)] = fields.compactMap { field in
+    /// The columns that may be read, each with its use. One that nobody has named may be in upper case.
+    var uses: [(column: String, use: ColumnUse, isNamed: Bool)] {
+        var uses: [(column: String, use: ColumnUse, isNamed: Bool)] = fields.compactMap { field in
             let isOfOther = named[field] == nil && named.values.contains(field.name)
             let column = named[field] ?? (field.isFoundByName && !isOfOther ? field.name : "")
-            return column.isEmpty ? nil : (column: column, use: ColumnUse(field: field))
+            return column.isEmpty ? nil : (column: column, use: ColumnUse(field: field), isNamed: named[field] != nil)
         }
         for (index, filter) in filters.enumerated() {
             if let same = uses.firstIndex(where: { $0.column == filter.column }) {
                 uses[same].use.filter = index
             } else {
-                uses.append((filter.column, ColumnUse(filter: index)))
+                uses.append((filter.column, ColumnUse(filter: index), true))
             }
         }
         return uses
     }
 
-    /// The use of a column of this name.
+    /// The use of a column of this name, without blanks around it.
     private func use(of column: String) -> ColumnUse? {
+        if column.isEmpty { return nil }
         let field =
-            named.first { $0.value == column }?.key
+            named.first { Self.trimmed($0.value) == column }?.key
             ?? fields.first { $0.isFoundByName && named[$0] == nil && $0.name == column.lowercased() }
-        let filter = filters.firstIndex { $0.column == column }
+        let filter = filters.firstIndex { Self.trimmed($0.column) == column }
         return field == nil && filter == nil ? nil : ColumnUse(field: field, filter: filter)
+    }
+
+    private static func trimmed(_ name: String) -> String {
+        let bytes = Array(name.utf8)
+        return String(decoding: bytes[Bytes.trimmed(bytes, bytes.indices)], as: UTF8.self)
     }
 
     /// The use of each column of a header.
@@ -91,12 +97,17 @@ struct ColumnMapping: Equatable {
                 "the header has a column \"status\", so the rows may be responses of all kinds: take those that are feedback, as in --filter status=410"
             )
         }
-        let tokens = uses.count { $0?.field == .token }
-        guard tokens == 1 else {
+        for field in fields {
+            let columns = header.indices.filter { uses[$0]?.field == field }.map { header[$0] }
+            guard columns.count > 1 else { continue }
             throw ImportProblem(
-                tokens == 0
-                    ? "the header has no column \"token\": name it with --column token=NAME, or give --no-header if the first line is a row; it has: \(Self.list(header))"
-                    : "the header has \(tokens) columns \"token\"; name one with --column token=NAME")
+                "the header has \(columns.count) columns for \(field.name) (\(Self.list(columns))): rename one, or name one with --column \(field.name)=NAME"
+            )
+        }
+        guard uses.contains(where: { $0?.field == .token }) else {
+            throw ImportProblem(
+                "the header has no column \"token\": name it with --column token=NAME, or give --no-header if the first line is a row; it has: \(Self.list(header))"
+            )
         }
         return uses
     }

@@ -8,31 +8,43 @@ struct JSONFormat: ImportFormat {
     private enum Shape { case lines, array }
 
     private let keys: [JSONKey]
+    /// The key of the token; nil if it is not read.
+    private let token: (column: String, isNamed: Bool)?
     /// Nil until the beginning has been read.
     private var shape: Shape?
 
-    init(_ mapping: ColumnMapping) { keys = JSONKey.keys(of: mapping) }
+    init(_ mapping: ColumnMapping) {
+        keys = JSONKey.keys(of: mapping)
+        token = mapping.uses.first { $0.use.field == .token }.map { (column: $0.column, isNamed: $0.isNamed) }
+    }
 
     var needsBeginning: Bool { shape == nil }
     var items: (one: String, many: String) { shape == .array ? ("element", "elements") : ("line", "lines") }
     var faultAtEnd: String? { shape == .array ? "the array is not closed: the file is cut off" : nil }
 
     func fault(of beginning: ArraySlice<UInt8>) -> String? {
-        let text = beginning.starts(with: Bytes.byteOrderMark) ? beginning.dropFirst(3) : beginning
-        let line = Array(text.drop { $0.isBlank }.prefix { $0 != .newline })
-        let following = text.drop { $0.isBlank }.dropFirst(line.count + 1).first
-        guard line.first == UInt8(ascii: "{"), following != UInt8(ascii: "{") else { return nil }
-        let isOpen = Self.end(of: line, from: 0, to: line.count) == nil
-        return isOpen || Self.beginsWithList(line)
-            ? "the file is one JSON object, expected an array, or an object on each line: make them with jq -c '.NAME[]' of a list within it"
-            : nil
+        let text = Array(
+            (beginning.starts(with: Bytes.byteOrderMark) ? beginning.dropFirst(3) : beginning).drop { $0.isBlank })
+        guard text.first == UInt8(ascii: "{") else { return nil }
+        let line = Array(text.prefix { $0 != .newline })
+        let following = text.dropFirst(line.count + 1).first
+        if following == UInt8(ascii: "{") { return nil }
+        if Self.end(of: line, from: 0, to: line.count) != nil { return Self.hasList(line) ? Self.oneObject : nil }
+        guard let end = Self.end(of: text, from: 0, to: text.count) else { return Self.oneObject }
+        let isAlone = text[end...].allSatisfy(\.isBlank)
+        return isAlone && Self.hasList(Array(text[..<end])) ? Self.oneObject : Self.longObjects
     }
 
-    /// `{"results":[{`
-    private static func beginsWithList(_ line: [UInt8]) -> Bool {
-        let plain = line.filter { !$0.isBlank }
+    private static let oneObject =
+        "the file is one JSON object, expected an array, or an object on each line: make them with jq -c '.NAME[]' of a list within it"
+    private static let longObjects =
+        "the first object takes several lines, expected an object on each line, or an array: make them with jq -c ."
+
+    /// Whether its first value is an array of objects, as in `{"results":[{`, or an empty one.
+    private static func hasList(_ object: [UInt8]) -> Bool {
+        let plain = object.filter { !$0.isBlank }
         guard let colon = Bytes.first(UInt8(ascii: ":"), in: plain, from: 0, to: plain.count) else { return false }
-        return Bytes.has(Array(":[{".utf8), in: plain, at: colon, to: plain.count)
+        return [":[{", ":[]"].contains { Bytes.has(Array($0.utf8), in: plain, at: colon, to: plain.count) }
     }
 
     mutating func next(
@@ -76,7 +88,13 @@ struct JSONFormat: ImportFormat {
         reader.skipBlanks()
         if reader.isAtEnd { return .nothing }
         do {
-            return try reader.object(keys, mark: Self.mark, into: &row)
+            let record = try reader.object(keys, mark: Self.mark, into: &row)
+            if record == .row, row[.token] == nil, let token {
+                reader.place = range.lowerBound
+                reader.skipBlanks()
+                row.absence = reader.absence(of: token.column, ignoresCase: !token.isNamed)
+            }
+            return record
         } catch {
             return .refused(error.refusal)
         }

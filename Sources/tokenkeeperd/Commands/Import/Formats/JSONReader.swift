@@ -1,29 +1,55 @@
 /// What is asked for of a JSON object: the value of a key, or of keys of the object that is its value.
 struct JSONKey {
     let name: [UInt8]
+    /// The keys around it, each with its dot.
+    let path: [UInt8]
+    /// Whether it may be in upper case: nobody has named it.
+    var ignoresCase = false
     var use: ColumnUse?
     var inner: [JSONKey] = []
 
     /// The keys of a mapping. `token.apn` is the key `apn` of the object `token`, or a key with a dot.
     static func keys(of mapping: ColumnMapping) -> [JSONKey] {
         var keys: [JSONKey] = []
-        for (column, use) in mapping.uses {
-            add([column], use, to: &keys)
-            let path = column.split(separator: ".", omittingEmptySubsequences: false).map(String.init)
-            if path.count > 1 { add(path[...], use, to: &keys) }
+        // A key that somebody has named is looked for before another spelling of it.
+        for isNamed in [true, false] {
+            for (column, use, _) in mapping.uses.filter({ $0.isNamed == isNamed }) {
+                let index = add([column], use, to: &keys)
+                if !isNamed { keys[index].ignoresCase = true }
+                let path = column.split(separator: ".", omittingEmptySubsequences: false).map(String.init)
+                if path.count > 1 { add(path[...], use, to: &keys) }
+            }
         }
         return keys
     }
 
-    private static func add(_ path: ArraySlice<String>, _ use: ColumnUse, to keys: inout [JSONKey]) {
-        guard let first = path.first.map({ Array($0.utf8) }) else { return }
+    /// - Returns: Which key the path begins with.
+    @discardableResult
+    private static func add(
+        _ path: ArraySlice<String>, _ use: ColumnUse, within outer: [UInt8] = [], to keys: inout [JSONKey]
+    ) -> Int {
+        let first = Array((path.first ?? "").utf8)
         let index = keys.firstIndex { $0.name == first } ?? keys.count
-        if index == keys.count { keys.append(JSONKey(name: first)) }
+        if index == keys.count { keys.append(JSONKey(name: first, path: outer)) }
         if path.count == 1 {
             keys[index].use = use
         } else {
-            add(path.dropFirst(), use, to: &keys[index].inner)
+            add(path.dropFirst(), use, within: outer + first + [UInt8(ascii: ".")], to: &keys[index].inner)
         }
+        return index
+    }
+
+    /// Whether this text is the key.
+    func isAt(_ range: Range<Int>, in bytes: [UInt8]) -> Bool {
+        guard name.count == range.count else { return false }
+        var place = range.lowerBound
+        for character in name {
+            let byte = bytes[place]
+            let isUpper = ignoresCase && byte >= UInt8(ascii: "A") && byte <= UInt8(ascii: "Z")
+            guard byte == character || isUpper && byte | 0x20 == character else { return false }
+            place += 1
+        }
+        return true
     }
 }
 
@@ -45,12 +71,12 @@ struct JSONReader {
         while place < end, bytes[place].isBlank { place += 1 }
     }
 
-    private mutating func take(_ character: Character) throws(Fault) {
+    mutating func take(_ character: Character) throws(Fault) {
         guard place < end, bytes[place] == character.asciiValue else { throw Self.notJSON }
         place += 1
     }
 
-    private func isAt(_ character: Character) -> Bool { place < end && bytes[place] == character.asciiValue }
+    func isAt(_ character: Character) -> Bool { place < end && bytes[place] == character.asciiValue }
 
     /// Reads the whole text.
     mutating func object(_ keys: [JSONKey], mark: String, into row: inout ImportRow) throws(Fault) -> ImportRecord {
@@ -108,14 +134,13 @@ struct JSONReader {
             guard close < end else { throw Self.notJSON }
         }
         defer { if name == nil { place = close + 1 } }
-        for key in keys {
-            if let name {
-                if name == key.name { return key }
-            } else if key.name.count == close - place, Bytes.has(key.name, in: bytes, at: place, to: close) {
-                return key
-            }
+        let (text, range) = (name ?? bytes, name?.indices ?? place..<close)
+        if let key = keys.first(where: { $0.isAt(range, in: text) }) { return key }
+        if mark.utf8.elementsEqual(text[range]) {
+            hasMark = true
+        } else {
+            row.unread.note(text, range, path: keys.first?.path ?? [])
         }
-        if name == nil, mark.utf8.elementsEqual(bytes[place..<close]) { hasMark = true }
         return nil
     }
 
@@ -151,13 +176,27 @@ struct JSONReader {
             if !isFirst { try take(",") }
             isFirst = false
             skipBlanks()
-            guard isAt("\"") else { throw Fault(refusal: Refusal("tags has an element that is not a string")) }
-            row.begin()
-            try string(into: &row)
-            row.endTag()
+            try tag(into: &row)
             skipBlanks()
         }
         place += 1
+    }
+
+    /// A number, true and false are tags as they are written, and null is none: as in a table.
+    private mutating func tag(into row: inout ImportRow) throws(Fault) {
+        if isAt("[") || isAt("{") {
+            throw Fault(refusal: Refusal("tags has an element that is an array or an object"))
+        }
+        row.begin()
+        if isAt("\"") {
+            try string(into: &row)
+        } else {
+            let start = place
+            try skipLiteral()
+            if Bytes.has(Array("null".utf8), in: bytes, at: start, to: place) { return }
+            row.append(bytes, start..<place)
+        }
+        row.endTag()
     }
 
     /// A number, true, false or null.
@@ -176,7 +215,7 @@ struct JSONReader {
         throw Self.notJSON
     }
 
-    private mutating func string(into row: inout ImportRow) throws(Fault) {
+    mutating func string(into row: inout ImportRow) throws(Fault) {
         try take("\"")
         while true {
             guard place < end, bytes[place] >= 0x20 else { throw Self.notJSON }
@@ -224,7 +263,7 @@ struct JSONReader {
     }
 
     /// Skips a value of any kind, by its brackets and strings.
-    private mutating func skipValue() throws(Fault) {
+    mutating func skipValue() throws(Fault) {
         var depth = 0
         repeat {
             guard place < end else { throw Self.notJSON }

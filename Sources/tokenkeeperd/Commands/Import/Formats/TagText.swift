@@ -3,7 +3,7 @@ struct TagText {
     var separator = UInt8(ascii: ",")
 
     /// - Parameter bytes: Contains the text. What had to be unescaped is appended.
-    /// - Returns: Where each tag is in `bytes`; nil if an array is malformed, or has a null.
+    /// - Returns: Where each tag is in `bytes`, without nulls; nil if an array is malformed.
     func tags(_ bytes: inout [UInt8], _ range: Range<Int>) -> [Range<Int>]? {
         let (first, last) = (bytes[range.lowerBound], bytes[range.upperBound - 1])
         if range.count >= 2, first == UInt8(ascii: "{"), last == UInt8(ascii: "}") {
@@ -16,7 +16,7 @@ struct TagText {
         var start = range.lowerBound
         for place in range.lowerBound...range.upperBound
         where place == range.upperBound || bytes[place] == separator {
-            let tag = Self.trimmed(bytes, start..<place)
+            let tag = Bytes.trimmed(bytes, start..<place)
             // `a,,b` and a separator at the end are no mistakes worth a refusal.
             if !tag.isEmpty { tags.append(tag) }
             start = place + 1
@@ -24,17 +24,10 @@ struct TagText {
         return tags
     }
 
-    private static func trimmed(_ bytes: [UInt8], _ range: Range<Int>) -> Range<Int> {
-        var (start, end) = (range.lowerBound, range.upperBound)
-        while start < end, bytes[start].isBlank { start += 1 }
-        while start < end, bytes[end - 1].isBlank { end -= 1 }
-        return start..<end
-    }
-
     /// The elements of an array, in quotes or not. In quotes, a backslash escapes the next character, as in PostgreSQL; JSON's escapes
     /// for control characters are refused.
     private func array(_ bytes: inout [UInt8], _ range: Range<Int>) -> [Range<Int>]? {
-        if Self.trimmed(bytes, range).isEmpty { return [] }
+        if Bytes.trimmed(bytes, range).isEmpty { return [] }
         var tags: [Range<Int>] = []
         var place = range.lowerBound
         while true {
@@ -62,10 +55,10 @@ struct TagText {
                     if bytes[place] == .quote || bytes[place] == UInt8(ascii: "{") { return nil }
                     place += 1
                 }
-                let tag = Self.trimmed(bytes, start..<place)
+                let tag = Bytes.trimmed(bytes, start..<place)
                 let word = String(decoding: bytes[tag], as: UTF8.self)
-                if word.isEmpty || word.uppercased() == "NULL" { return nil }
-                tags.append(tag)
+                if word.isEmpty { return nil }
+                if word.uppercased() != "NULL" { tags.append(tag) }
             }
             while place < range.upperBound, bytes[place].isBlank { place += 1 }
             if place == range.upperBound { return tags }
