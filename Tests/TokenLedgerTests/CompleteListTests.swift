@@ -37,13 +37,13 @@ import Testing
             """, user: user)
     }
 
-    /// How many were logged out, by steps of two.
+    /// How many were logged out, by steps of fifty.
     @discardableResult
     private func end(_ source: String, as user: String = "a_app") throws -> Int {
         var queued = 0
         while true {
             let step = try database.psql(
-                "SELECT gone, queued FROM tokenkeeper.log_out_unlisted(\(source), 2)", user: user
+                "SELECT gone, queued FROM tokenkeeper.log_out_unlisted(\(source), 50)", user: user
             ).split(separator: "|")
             queued += Int(step[1]) ?? 0
             if step[0] == "0" { break }

@@ -1,4 +1,4 @@
-public import TokenModel
+package import TokenModel
 
 /// A complete list: a file that is imported again and again, and has all tokens each time. The table `tokenkeeper.list`.
 package struct CompleteList: Sendable {

@@ -117,7 +117,7 @@ package struct ImportSource: Sendable {
                 }
             }
             try advance(to: position, queued: queued, refused: refused, isFinished: isFinished, on: &connection)
-            return isComplete ? try CompleteList.note(CompleteList.Tokens(rows: rows), by: id, on: &connection) : 0
+            return try isComplete ? CompleteList.note(CompleteList.Tokens(rows: rows), by: id, on: &connection) : 0
         }
     }
 
