@@ -92,6 +92,14 @@ GRANT EXECUTE ON FUNCTION
 GRANT INSERT (environment, topic, token, registered_at, device_id, user_id, tags, unregistered, source_id, returned, row_key) ON tokenkeeper.registration
     TO tokenkeeper_app;
 GRANT EXECUTE ON FUNCTION tokenkeeper.advance_source(bigint, text, bigint, bigint, boolean) TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION
+    tokenkeeper.begin_list(bigint, text, timestamptz),
+    tokenkeeper.note_listed(bigint, text[], text[], text[]),
+    tokenkeeper.log_out_unlisted(bigint, integer),
+    tokenkeeper.list_state(text),
+    tokenkeeper.count_listed(text, text[], text[], text[])
+    TO tokenkeeper_app;
+GRANT EXECUTE ON FUNCTION tokenkeeper.drop_list(text) TO tokenkeeper_app, tokenkeeper_operator;
 -- Their own tables, attached. Each of these functions runs with the rights of its caller, or checks that the login may act for the owner of the table.
 GRANT INSERT (source_id, state, constraint_name) ON tokenkeeper.own_attachment_failure TO tokenkeeper_app;
 GRANT SELECT ON tokenkeeper.attachment TO tokenkeeper_app, tokenkeeper_reader, tokenkeeper_operator, tokenkeeper_daemon;

@@ -39,6 +39,10 @@ import Testing
                 "SELECT tokenkeeper.begin_import('devices.csv') FROM generate_series(1, 7)",
                 user: user)
         }
+        // One of them is of a complete list.
+        try database.psql(
+            "SELECT tokenkeeper.begin_list(4, 'nightly', '2026-01-01Z'), tokenkeeper.advance_source(4, 'x', 1, 0)",
+            user: "a_app")
         for user in ["a_sender", "a_operator"] {
             // As the owner of the functions, with the login of each.
             try database.psql(
@@ -210,7 +214,7 @@ import Testing
             -- What would leave nothing for the next call is undone.
             is_undone boolean := of_function::regproc::text IN ('tokenkeeper.attach', 'tokenkeeper.detach', 'tokenkeeper.begin_attachment',
                 'tokenkeeper.end_attachment', 'tokenkeeper.backfill_next', 'tokenkeeper.advance_backfill', 'tokenkeeper.advance_source', 'tokenkeeper.end_check',
-                'tokenkeeper.withdraw', 'tokenkeeper.cancel_campaign');
+                'tokenkeeper.withdraw', 'tokenkeeper.cancel_campaign', 'tokenkeeper.begin_list', 'tokenkeeper.drop_list');
         BEGIN
             FOR n IN 1..many LOOP
                 given := mandatory + floor(random() * (cardinality(types) - mandatory + 1));
@@ -238,6 +242,10 @@ import Testing
                             ARRAY['3', '{"(production,com.example.app,aa,2026-01-01Z,d,u,)"}', pg_temp.one_of('{t}', '{f}')]
                         WHEN 'tokenkeeper.end_check' THEN ARRAY['3', '0', pg_temp.one_of('0', '1')]
                         WHEN 'tokenkeeper.note_attachment_failure' THEN ARRAY['1', '22012', 'x']
+                        WHEN 'tokenkeeper.begin_list' THEN ARRAY[(4 + floor(random() * 7))::text, pg_temp.one_of('nightly', 'other'), '2026-02-01Z']
+                        WHEN 'tokenkeeper.note_listed' THEN ARRAY['4', '{production}', '{com.example.app}', pg_temp.one_of('{aa}', '{bb}')]
+                        WHEN 'tokenkeeper.log_out_unlisted' THEN ARRAY['4', '10']
+                        WHEN 'tokenkeeper.drop_list' THEN ARRAY['nightly']
                         WHEN 'tokenkeeper.advance_source' THEN
                             ARRAY[(1 + floor(random() * 16))::text, 'row 1', '1', '0']
                     END;

@@ -60,6 +60,7 @@ import Testing
         "SELECT FROM tokenkeeper.sweep_topic",
         "SELECT FROM tokenkeeper.receipt", "SELECT FROM tokenkeeper.held_registration",
         "SELECT FROM tokenkeeper.attached_table", "SELECT FROM tokenkeeper.attachment_failure",
+        "SELECT FROM tokenkeeper.list", "SELECT FROM tokenkeeper.list_member",
         "INSERT INTO tokenkeeper.attachment_failure (source_id, state) VALUES (1, '22012')",
         "INSERT INTO tokenkeeper.receipt (received_at, invalidated_at, topic_id, counted, cause, token_key) VALUES (now(), now(), 1, true, 'stale', '\\xab')",
         "INSERT INTO tokenkeeper.held_registration (topic_id, token_key, invalidated_at, queued_at) VALUES (1, '\\xab', now(), now())",

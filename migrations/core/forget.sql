@@ -328,6 +328,9 @@ BEGIN
         WHERE b.topic = k.topic AND b.environment = k.environment AND b.token_key = k.token_key RETURNING 1
     ), alerts AS (
         DELETE FROM tokenkeeper.alert_send AS a USING known AS k WHERE a.topic_id = k.topic_id AND a.token_key = k.token_key RETURNING 1
+    ), listed AS (
+        DELETE FROM tokenkeeper.list_member AS m USING known AS k
+        WHERE m.token_key = k.token_key AND m.topic = k.topic AND m.environment = k.environment RETURNING 1
     ), crowded AS (
         DELETE FROM tokenkeeper.crowded_token AS c USING known AS k
         WHERE c.topic = k.topic AND c.environment = k.environment AND c.token_key = k.token_key RETURNING 1
@@ -366,7 +369,7 @@ BEGIN
     )
     -- They run, and lock, in the order in which they are counted.
     SELECT total + (SELECT count(*) FROM suppressed) + (SELECT count(*) FROM failed) + (SELECT count(*) FROM background) + (SELECT count(*) FROM alerts)
-           + (SELECT count(*) FROM crowded) + (SELECT count(*) FROM rejected) + (SELECT count(*) FROM rejected_too) + (SELECT count(*) FROM held)
+           + (SELECT count(*) FROM listed) + (SELECT count(*) FROM crowded) + (SELECT count(*) FROM rejected) + (SELECT count(*) FROM rejected_too) + (SELECT count(*) FROM held)
            + (SELECT count(*) FROM held_too) + (SELECT count(*) FROM sending) + (SELECT count(*) FROM token) + (SELECT count(*) FROM receipts)
            + (SELECT count(*) FROM events) INTO total;
     PERFORM tokenkeeper.erase_mentions(asked, gone_keys, devices);

@@ -15,7 +15,11 @@ AS $$
         (SELECT 'the table ' || a.table_name || ' is attached and may have tokens of this topic, expected none: detach it first'
          FROM tokenkeeper.attached_table AS a
          WHERE (a.arguments ->> 'topic') COLLATE "C" !~ '^''[^'']*''$' OR (a.arguments ->> 'topic') COLLATE "C" = quote_literal(move_fault.topic)
-         ORDER BY a.table_name LIMIT 1))
+         ORDER BY a.table_name LIMIT 1),
+        (SELECT format('the complete list %s has tokens of this topic, expected none: run SELECT tokenkeeper.drop_list(%L) first', l.name, l.name)
+         FROM tokenkeeper.list AS l
+         WHERE EXISTS (SELECT FROM tokenkeeper.list_member AS m WHERE m.list_id = l.list_id AND m.topic = move_fault.topic COLLATE "C")
+         ORDER BY l.name LIMIT 1))
 $$;
 COMMENT ON FUNCTION tokenkeeper.move_fault(text) IS 'Internal, for tokenkeeperd move: why a topic cannot move to another database; null if it can.';
 
@@ -38,7 +42,7 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_move(text, text) IS
     'Internal, for tokenkeeperd move: marks a topic as moved, so that calls about it raise an error that names the target, and its rows are passed on. '
-    'Transactions that began before may not notice. Raises 22023 for an invalid topic, or if an attached table may have tokens of it.';
+    'Transactions that began before may not notice. Raises 22023 for an invalid topic, or if an attached table may have tokens of it, or a complete list has.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.facts_of(topic text, environment text, after bytea, most integer, with_history boolean)
 RETURNS TABLE (last_key bytea, tokens integer, facts text, history text)

@@ -25,19 +25,19 @@ BEGIN
             SELECT u.n::integer AS n, u.topic, coalesce(u.environment, 'production') AS environment, u.token, u.registered_at,
                    tokenkeeper.parse_token(u.token) AS hex, u.unregistered IS TRUE AS logs_out, tokenkeeper.device_name(u.device_id) AS device_id, u.user_id, u.tags,
                    u.source_id, u.returned, u.released, u.row_key,
-                   tokenkeeper.is_sound_registration(NULL, u.device_id, u.user_id, u.tags) AS is_sound, o.kind, o.started_at,
+                   tokenkeeper.is_sound_registration(NULL, u.device_id, u.user_id, u.tags) AS is_sound, o.kind, o.started_at, o.as_of,
                    -- A logout that is taken back need not say when the device registered.
                    CASE WHEN u.returned IS NOT TRUE OR u.registered_at IS NOT NULL THEN least(u.registered_at, u.queued_at, receipt) END AS moment,
                    -- What is written to an attached table counts from the write: somebody may edit it long after the device registered.
-                   -- And what a check has found, from its beginning.
-                   least(CASE WHEN o.kind = 'repair' THEN o.started_at WHEN o.kind IS DISTINCT FROM 'attachment' THEN u.registered_at END,
+                   -- What a check has found, from its beginning; and a complete list, from when it was true.
+                   least(CASE WHEN o.kind = 'repair' THEN o.started_at WHEN o.as_of IS NOT NULL THEN o.as_of WHEN o.kind IS DISTINCT FROM 'attachment' THEN u.registered_at END,
                          u.queued_at, receipt) AS details_at, least(u.queued_at, receipt) AS received_at, (
                        SELECT t.topic_id FROM tokenkeeper.topic AS t
                        WHERE t.topic = u.topic AND t.environment = coalesce(u.environment, 'production')) AS topic_id
             FROM unnest(read_registrations.rows) WITH ORDINALITY AS u (environment, topic, token, registered_at, device_id, user_id, tags,
                 unregistered, source_id, returned, row_key, queued_at, partition_number, attempts, released, n)
             LEFT JOIN LATERAL (
-                SELECT s.kind, s.started_at FROM tokenkeeper.registration_source AS s WHERE s.source_id = u.source_id OFFSET 0) AS o ON u.source_id IS NOT NULL
+                SELECT s.kind, s.started_at, s.as_of FROM tokenkeeper.registration_source AS s WHERE s.source_id = u.source_id OFFSET 0) AS o ON u.source_id IS NOT NULL
             WHERE u.attempts IS DISTINCT FROM -1
             -- So that what is used twice is computed once.
             OFFSET 0) AS r
@@ -48,7 +48,7 @@ BEGIN
                           ELSE tokenkeeper.registration_of(s.n, s.topic_id, decode(s.hex, 'hex'), tokenkeeper.has_one_token_per_device(s.topic), s.moment,
                                                            CASE WHEN s.is_sound THEN s.device_id ELSE tokenkeeper.sound_name(s.device_id) END,
                                                            CASE WHEN s.is_sound THEN s.user_id ELSE tokenkeeper.sound_name(s.user_id) END,
-                                                           CASE WHEN s.is_sound THEN s.tags ELSE tokenkeeper.sound_tags(s.tags) END, s.details_at, CASE WHEN s.returned THEN CASE s.kind WHEN 'repair' THEN s.started_at ELSE s.received_at END END,
+                                                           CASE WHEN s.is_sound THEN s.tags ELSE tokenkeeper.sound_tags(s.tags) END, s.details_at, CASE WHEN s.returned THEN CASE s.kind WHEN 'repair' THEN s.started_at ELSE least(s.as_of, s.received_at) END END,
                                                            s.received_at, s.source_id) END
                      -- In key order, so that few pages are visited, and of a token in one order.
                      ORDER BY s.topic_id, s.hex, s.n) FILTER (WHERE f.fault IS NULL AND s.topic_id IS NOT NULL),

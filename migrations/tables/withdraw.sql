@@ -203,6 +203,8 @@ BEGIN
         -- From here on the source queues nothing more: advance_source refuses, and fails the transaction that queues.
         UPDATE tokenkeeper.registration_source AS s SET withdrawn_at = coalesce(s.withdrawn_at, clock_timestamp())
         WHERE s.source_id = known.source_id RETURNING s.* INTO known;
+        -- Which tokens its list had before is not known any more.
+        UPDATE tokenkeeper.list AS l SET is_known = false WHERE l.name = known.list AND l.is_known;
         IF withdraw.after <= 0 THEN
             -- Nor does what it queued count later, when an operator releases or requeues it.
             DELETE FROM tokenkeeper.held_registration AS h WHERE h.source_id = known.source_id;

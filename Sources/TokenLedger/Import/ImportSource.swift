@@ -50,13 +50,15 @@ package struct ImportSource: Sendable {
     /// - Parameters:
     ///   - name: The file, as people know it.
     ///   - position: Where it begins.
+    ///   - list: The complete list that the file is.
     package static func begin(
-        _ name: String, position: String, on connection: inout Connection
+        _ name: String, position: String, list: CompleteList? = nil, on connection: inout Connection
     ) throws(DatabaseError) -> ImportSource {
         try connection.transaction(.command) { connection throws(DatabaseError) in
             let id = try connection.query("SELECT tokenkeeper.begin_import($1)", [.text(name)]).value(
                 Int64.self)
             let source = ImportSource(id: id, position: position, queued: 0, refused: 0)
+            try list?.begin(id, on: &connection)
             try source.advance(to: position, queued: 0, refused: 0, isFinished: false, on: &connection)
             return source
         }
@@ -101,10 +103,12 @@ package struct ImportSource: Sendable {
     ///   - position: Where the import continues after it.
     ///   - queued: How many rows these are.
     ///   - refused: How many records were refused.
+    ///   - isComplete: Whether the file is a complete list.
+    /// - Returns: How many of the tokens are back in that list.
     package func commit(
         _ rows: [UInt8], to queue: Queue, position: String, queued: Int, refused: Int, isFinished: Bool,
-        on connection: inout Connection
-    ) throws(DatabaseError) {
+        isComplete: Bool = false, on connection: inout Connection
+    ) throws(DatabaseError) -> Int64 {
         try connection.transaction(.command) { connection throws(DatabaseError) in
             if !rows.isEmpty {
                 let copied = try connection.copy(queue.copy, rows: rows)
@@ -113,6 +117,14 @@ package struct ImportSource: Sendable {
                 }
             }
             try advance(to: position, queued: queued, refused: refused, isFinished: isFinished, on: &connection)
+            return try isComplete ? CompleteList.note(CompleteList.Tokens(rows: rows), by: id, on: &connection) : 0
+        }
+    }
+
+    /// The end of an import of a complete list, which comes after its logouts.
+    package func finish(at position: String, on connection: inout Connection) throws(DatabaseError) {
+        try connection.transaction(.command) { connection throws(DatabaseError) in
+            try advance(to: position, queued: 0, refused: 0, isFinished: true, on: &connection)
         }
     }
 

@@ -78,7 +78,6 @@ import Testing
                 "devices.tsv": "1\tx\ta1b2\n",
                 "devices.json": #"{"push": {"apn": "a1b2"}, "lastSeen": "2026-01-01T00:00:00Z"}"# + "\n",
                 "dead.csv": "token,died_at\na1b2,2026-01-01T00:00:00Z\n",
-                "before.csv": "token\na1b2\nc3d4\n", "after.csv": "token\na1b2\n",
             ]),
         Page(path: "docs/how-to/incidents.md"),
         Page(

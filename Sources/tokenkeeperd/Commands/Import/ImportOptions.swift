@@ -65,6 +65,12 @@ struct ImportOptions: ParsableArguments {
     )
     var asOf: String?
 
+    @Option(
+        help: ArgumentHelp(
+            "The file has all tokens of this list. Those that an earlier file had and this one lacks are logged out, as of --as-of, and those that come back are logged in again.",
+            valueName: "list"))
+    var complete: String?
+
     @Option(help: "For rows without a topic: the apns-topic header.")
     var topic: String?
 
@@ -93,6 +99,7 @@ struct ImportOptions: ParsableArguments {
         if format != .csv, noHeader || delimiter != nil {
             throw ValidationError("--\(noHeader ? "no-header" : "delimiter") goes with --format csv only.")
         }
+        if feedback, complete != nil { throw ValidationError("--complete goes with registrations, not --feedback.") }
         if let fault = topic.flatMap(Topic.fault) { throw ValidationError("--topic \(fault).") }
         do {
             _ = try makeFormat()
@@ -119,6 +126,7 @@ struct ImportOptions: ParsableArguments {
         if asOf != nil, zone != nil, rules.asOf > now { throw ImportProblem("--as-of is in the future") }
         rules.isAsOfGiven = asOf != nil
         rules.queue = queue
+        rules.isComplete = complete != nil
         rules.filters = try mapping().filters
         rules.topic = topic.map { Array($0.utf8) }
         rules.environment = Environment(rawValue: environment) ?? .production
@@ -206,7 +214,7 @@ struct ImportOptions: ParsableArguments {
         let texts = [
             format.rawValue, feedback ? "feedback" : "", noHeader ? "no header" : "", delimiter ?? "", null ?? "",
             tagSeparator ?? "", timeFormat, timeZone ?? "", topic ?? "", environment, tokenForm.rawValue,
-            "\(asOf.microseconds)", rejects,
+            "\(asOf.microseconds)", rejects, complete ?? "",
         ]
         let lists = [column, filter, topicValue, environmentValue]
         for text in texts + lists.flatMap({ $0.sorted() + ["/"] }) { hash.add(text.utf8) }

@@ -22,6 +22,9 @@ struct ImportRules {
     var asOf: Instant
     /// Whether `asOf` was given. When a file was written says nothing about when its tokens died.
     var isAsOfGiven = false
+    /// Whether the file is a complete list. It says that a token is there: a row without a time does not say when it was registered, and so never
+    /// revives one, as in an attached table.
+    var isComplete = false
     /// A later time is a mistake: the clock or the time zone.
     var latest: Instant
     var time = TimeText()
@@ -178,7 +181,7 @@ struct ImportRules {
     private func instant(_ row: ImportRow) throws(Refused) -> Instant {
         guard let range = value(timed, row) else {
             if queue == .result, !isAsOfGiven { throw Refused("the timestamp is missing; see --as-of") }
-            return asOf
+            return isComplete ? Instant(microseconds: 0) : asOf
         }
         guard let instant = time.instant(row.bytes, range) else {
             throw Refused(

@@ -21,6 +21,7 @@ struct ImportRun {
     let stop: ShutdownRequest
 
     private var queue: ImportSource.Queue { reading.queue }
+    private var list: CompleteList? { reading.complete.map { CompleteList(name: $0, asOf: rules.asOf) } }
 
     /// The fields of `--column`.
     private var named: Set<ImportField> {
@@ -51,14 +52,15 @@ struct ImportRun {
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
         if known == nil { try look(&reader, input) }
         try prepare(&reader, input, position)
-        let source = try known ?? ImportSource.begin(name, position: position.text, on: &connection)
+        let source = try known ?? ImportSource.begin(name, position: position.text, list: list, on: &connection)
         if known != nil {
             let done = counted(position.lines, reader.items.one, reader.items.many)
             ConfigurationOptions.complain("continuing source \(source.id) after \(done)")
         }
         do {
-            let end = try queueAll(&reader, input, source, &refused, on: &connection)
-            return outcome(reader, source, end)
+            var complete = list.map(CompleteImport.init)
+            let end = try queueAll(&reader, input, source, &refused, &complete, on: &connection)
+            return outcome(reader, source, end, complete)
         } catch let error as DatabaseError where error.sqlState != "42501" {
             let remedy =
                 input.isFile
@@ -117,7 +119,7 @@ struct ImportRun {
 
     private func queueAll(
         _ reader: inout ImportReader, _ input: borrowing ImportInput, _ source: ImportSource,
-        _ refused: inout RejectFile, on connection: inout Connection
+        _ refused: inout RejectFile, _ complete: inout CompleteImport?, on connection: inout Connection
     ) throws -> End {
         var progress = ProgressBar(
             file, items: reader.items.many, total: input.size, steps: reader.position.offset,
@@ -137,17 +139,41 @@ struct ImportRun {
                     "\(error.description): then run the same command again to continue source \(source.id)")
             }
             batch.position.rejects = refused.length
-            try source.commit(
+            let returned = try source.commit(
                 batch.copy.bytes, to: queue, position: batch.position.text, queued: batch.queued,
-                refused: batch.refused.count, isFinished: batch.isLast, on: &connection)
+                refused: batch.refused.count, isFinished: batch.isLast && complete == nil, isComplete: complete != nil,
+                on: &connection)
+            complete?.note(returned: returned)
             progress.advance(
                 steps: batch.position.offset - before.offset, count: batch.position.lines - before.lines)
-            if batch.isLast { return .ofFile }
+            if batch.isLast {
+                return try finish(reader, source, batch.position, &complete, &pace, &progress, on: &connection)
+            }
             if let problem = batch.problem { return .broken(problem) }
             // The queue of results is made for more than any file of feedback has.
             if queue == .registration { try pace.wait(after: Int64(batch.queued), &progress, on: &connection) }
             if isStopped() { return .interrupted }
         }
+    }
+
+    /// Of a complete list, logs out whom it does not have, unless a refused row may have them.
+    private func finish(
+        _ reader: ImportReader, _ source: ImportSource, _ position: ImportPosition, _ complete: inout CompleteImport?,
+        _ pace: inout QueuePace, _ progress: inout ProgressBar, on connection: inout Connection
+    ) throws -> End {
+        guard var list = complete else { return .ofFile }
+        defer { complete = list }
+        let isEmpty = source.queued + Int64(reader.summary.queued) == 0
+        if !isEmpty, source.refused + Int64(reader.summary.refused) == 0 {
+            let isDone = try list.logOut(by: source, on: &connection) { rows, connection throws(DatabaseError) in
+                try pace.wait(after: rows, &progress, on: &connection)
+                return !isStopped()
+            }
+            if !isDone { return .interrupted }
+        }
+        try source.finish(at: position.text, on: &connection)
+        return isEmpty
+            ? .broken(ImportProblem("no row was queued, and an empty list would log everybody out")) : .ofFile
     }
 
     private func next(
@@ -170,10 +196,11 @@ struct ImportRun {
         var reader = ImportReader(try reading.makeFormat(), rules, from: position)
         try look(&reader, input)
         var encoding = try ServerEncoding(of: &connection)
-        var (isFinished, problem) = (false, ImportProblem?.none)
+        var (isFinished, problem, complete) = (false, ImportProblem?.none, list.map(CompleteImport.Rehearsal.init))
         while !isFinished, problem == nil, !isStopped() {
             let batch = try next(&reader, input, 0, &encoding, on: &connection)
             _ = reader.report(batch)
+            try complete?.note(batch.copy.bytes, on: &connection)
             (isFinished, problem) = (batch.isLast, batch.problem)
         }
         let summary = reader.summary
@@ -181,7 +208,8 @@ struct ImportRun {
             [
                 "\(file): \(counted(reader.position.records, "row", "rows")); would queue \(summary.queued), refuse \(summary.refused), skip \(summary.skipped)"
             ]
-            + details(of: reader) + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
+            + details(of: reader) + (try complete?.lines(refused: summary.refused, on: &connection) ?? [])
+            + (summary.samples.isEmpty ? [] : ["the first refused rows:"])
             + summary.samples.map { "  \(HistoryText.plain($0))" }
         return ImportOutcome(
             lines: lines + (isFinished || problem != nil ? [] : ["interrupted"]), refused: Int64(summary.refused),
@@ -195,7 +223,13 @@ struct ImportRun {
             + summary.missing(named: named) + (rules.topics.isEmpty ? summary.oddTopics : []) + summary.details
     }
 
-    private func outcome(_ reader: ImportReader, _ source: ImportSource, _ end: End) -> ImportOutcome {
+    private var importAgain: String {
+        "; fix them, and import that file with the same options and --as-of \(ShellWord.quoted(CopyText.text(rules.asOf)))"
+    }
+
+    private func outcome(
+        _ reader: ImportReader, _ source: ImportSource, _ end: End, _ complete: CompleteImport?
+    ) -> ImportOutcome {
         let summary = reader.summary
         let refused = source.refused + Int64(summary.refused)
         let queued = source.queued + Int64(summary.queued)
@@ -205,12 +239,12 @@ struct ImportRun {
         let details = details(of: reader)
         if source.queued + source.refused > 0, !details.isEmpty { lines.append("of these, in this run:") }
         lines += details
-        if refused > 0 {
-            let asOf = CopyText.text(rules.asOf)
-            lines.append(
-                "refused rows: \(rejects); fix them, and import that file with the same options and --as-of \(ShellWord.quoted(asOf))"
-            )
+        let topic = TopicOption.typed(topic: reading.topic ?? "TOPIC", environment: rules.environment.rawValue)
+        if let complete, case .ofFile = end {
+            lines += complete.lines(
+                refused: refused, undo: "tokenkeeperd reinstate --cause unregistered_by_app \(topic)")
         }
+        if refused > 0 { lines.append("refused rows: \(rejects)\(complete == nil ? importAgain : "")") }
         if case .interrupted = end {
             lines.append("interrupted: run the same command again to continue source \(source.id)")
         }
@@ -219,7 +253,6 @@ struct ImportRun {
         case .registration:
             lines.append("to undo: tokenkeeperd withdraw \(source.id)")
         case .result:
-            let topic = TopicOption.typed(topic: reading.topic ?? "TOPIC", environment: rules.environment.rawValue)
             lines.append("source \(source.id); to undo: tokenkeeperd reinstate --cause stale \(topic) --since TIME")
         }
         switch end {

@@ -16,6 +16,7 @@ extension ImportRules {
 
     /// What becomes of rows without a time: the end of a sentence.
     var timeless: String {
+        if isComplete { return "registered in 1970, so that they revive no dead token" }
         let word = queue == .registration ? "registered" : "dead"
         return "\(word) at \(CopyText.text(asOf)) (\(isAsOfGiven ? "--as-of" : "when the file was written"))"
     }
