@@ -6,7 +6,7 @@ SELECT t.environment, t.topic, t.gate, t.suppressed_retention, t.dormant_after, 
 FROM tokenkeeper.topic AS t;
 ALTER VIEW tokenkeeper.topic_policy ALTER COLUMN environment SET DEFAULT 'production';
 COMMENT ON VIEW tokenkeeper.topic_policy IS
-    'One row per topic and environment. Change it by UPDATE, which raises 22023 if it matches no topic, or by INSERT for a new one. Takes effect at once in the gate, and in the daemons with '
+    'One row per topic and environment. Change it by UPDATE, which warns if it matches no topic, or by INSERT for a new one. Takes effect at once in the gate, and in the daemons with '
     'the next batch or sweep. Null means the default: enforce for the gate, otherwise the setting named here.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.gate IS
     'enforce; or observe: the gate returns true for each well-formed token, sendable_token has all registered tokens, suppressed_token none, and '

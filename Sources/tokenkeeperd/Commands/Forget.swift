@@ -38,16 +38,11 @@ struct Forget: ParsableCommand {
         let subject: Erasure.Subject =
             if let token { .token(token) } else if let device { .device(device) } else { .user(user ?? "") }
         try options.load().withLedger(as: "tokenkeeper_operator") { connection in
-            do {
-                let rows = try Erasure(subject).perform(dryRun: dryRun, on: &connection)
-                print(
-                    dryRun
-                        ? "\(counted(rows, "row", "rows")) would be deleted"
-                        : "\(counted(rows, "row was", "rows were")) deleted; a running daemon drops what is queued")
-            } catch let error as DatabaseError where error.sqlState == "22023" {
-                ConfigurationOptions.complain(error.message)
-                throw ExitCode(ExitStatus.usage.rawValue)
-            }
+            let rows = try Erasure(subject).perform(dryRun: dryRun, on: &connection)
+            print(
+                dryRun
+                    ? "\(counted(rows, "row", "rows")) would be deleted"
+                    : "\(counted(rows, "row was", "rows were")) deleted; a running daemon drops what is queued")
         }
     }
 }
