@@ -391,7 +391,7 @@ import Testing
         #expect(try database.psql(user) == "")
         #expect(
             try database.psql("SELECT event, user_id FROM tokenkeeper.token_event ORDER BY event_id")
-                == "registered|ann\nunregistered_by_app|ann\nrevived|ben")
+                == "registered|ann\nunregistered_by_app|ann\nrevived|ben\nuser_changed|")
         for call in ["user_id => repeat('u', 513)", "device_id => repeat('d', 513)"] {
             let error = #expect(throws: DatabaseError.self) {
                 try app.execute("SELECT tokenkeeper.register('aa', 't', \(call))")

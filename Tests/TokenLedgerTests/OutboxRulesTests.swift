@@ -510,7 +510,7 @@ import TokenModel
         let stage = try Self(on: .ofErasures)
         let token = String(repeating: "ab", count: 32)
         try stage.database.psql("SELECT tokenkeeper.register('\(token)', 'com.example.app')")
-        for text in [" \(token)", "<\(token.uppercased())>", "cd"] { try stage.ask(token: text) }
+        for text in ["?\(token)", "{\(token.uppercased())}", "cd"] { try stage.ask(token: text) }
         #expect(try stage.claim().failed == 2)
         try stage.ask(Self.silent, token: token)
         #expect(try stage.claim().requests.count == 1 && stage.count("background_send") == 1)

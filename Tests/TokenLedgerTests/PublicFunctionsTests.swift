@@ -78,8 +78,10 @@ import Testing
                     if parts[0] == "00000" {
                         answered += Int(parts[1]) ?? 0
                     } else if parts[0] != "input" {
+                        // What only our own commands call says it to them alone.
                         #expect(
-                            function[2].contains(parts[0]),
+                            function[2].contains(parts[0])
+                                || function[2].hasPrefix("Internal") && parts[0].hasPrefix("22"),
                             "\(function[1]) raises \(parts[0]), and its comment does not say so: \(parts[2])")
                     }
                 }

@@ -113,6 +113,7 @@ private func run(_ arguments: [String], url: String? = nil, environment: [String
             let daemon = Process()
             daemon.executableURL = URL(fileURLWithPath: DaemonProcess.program)
             daemon.arguments = ["run"] + form.map { $0.replacingOccurrences(of: "PLACE", with: url) }
+            daemon.environment = ["TOKENKEEPER_DATABASE_URL": database.url(user: "a_daemon")]
             let errors = Pipe()
             daemon.standardError = errors
             try daemon.run()

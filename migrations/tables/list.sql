@@ -196,7 +196,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     wanted CONSTANT text COLLATE "C" := drop_list.list;
-    dropped integer;
+    dropped bigint;
     members bigint;
 BEGIN
     DELETE FROM tokenkeeper.list AS l

@@ -3,7 +3,7 @@
 -- Complete lists: files that `import --complete` reads. What is in a list today and was not in it yesterday is back; what is gone from it is logged out.
 
 CREATE TABLE tokenkeeper.list (
-    list_id     integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    list_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name        text COLLATE "C" NOT NULL UNIQUE,
     done_by     text NOT NULL DEFAULT session_user,
     source_id   bigint NOT NULL REFERENCES tokenkeeper.registration_source,
@@ -20,7 +20,7 @@ COMMENT ON COLUMN tokenkeeper.list.is_known IS
 COMMENT ON COLUMN tokenkeeper.list.advanced_at IS 'When an import last queued a part of it.';
 
 CREATE TABLE tokenkeeper.list_member (
-    list_id     integer NOT NULL,
+    list_id     bigint NOT NULL,
     environment text COLLATE "C" NOT NULL,
     topic       text COLLATE "C" NOT NULL,
     token_key   bytea NOT NULL,
