@@ -183,7 +183,7 @@ BEGIN
             FROM counted WHERE tokenkeeper.parse_token(token) IS NOT NULL
             HAVING count(DISTINCT length(token)) > 3 OR count(*) >= 20 AND mode() WITHIN GROUP (ORDER BY length(token)) <> 64
         UNION ALL SELECT 'warning', format('filter: it leaves out all of %%s rows with a token', count(*)) FROM read WHERE spelled <> ''
-            HAVING bool_and(NOT counts AND NOT is_out)
+            HAVING bool_and(NOT counts AND NOT is_out) AND count(*) > 5
         UNION ALL SELECT 'warning', format('logged_out: %%s of %%s rows are logged out. Is this the flag of those that are active?', count(*) FILTER (WHERE is_out), count(*))
             FROM read WHERE counts OR is_out HAVING count(*) FILTER (WHERE is_out) > 5 AND count(*) FILTER (WHERE is_out) * 2 > count(*)
         UNION ALL SELECT 'warning', format('registered_at: %%s of %%s rows have the same, %%s, so that none of them supersedes another', n, total, registered_at)

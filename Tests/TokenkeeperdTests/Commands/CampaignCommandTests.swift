@@ -153,7 +153,8 @@ import Testing
         }
         let other = try ProgramRun([DaemonProcess.program, "statsu"], environment: [:])
         #expect(
-            other.status == 64 && other.errors.contains("no command 'statsu' of tokenkeeperd; expected run, migrate, "))
+            other.status == 64
+                && other.errors.contains("no command 'statsu' of tokenkeeperd; expected run, check-config, "))
         #expect(try ProgramRun([DaemonProcess.program, "help", "campaign"], environment: [:]).status == 0)
         #expect(try run("pause").errors.contains("Missing expected argument '<id>'"))
     }

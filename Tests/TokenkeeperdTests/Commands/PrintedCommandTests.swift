@@ -196,7 +196,8 @@ import Testing
     /// The commands in messages, with the roles that may run them: the least of reader, operator and owner.
     private static let printed: [(command: String, role: String, isRefusedTo: String?)] = [
         ("tokenkeeperd status", "a_reader", "a_sender"), ("tokenkeeperd doctor", "a_reader", nil),
-        ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd rejected list", "a_reader", "a_sender"),
+        ("tokenkeeperd held list", "a_reader", "a_sender"), ("tokenkeeperd topic list", "a_reader", "a_sender"),
+        ("tokenkeeperd rejected list", "a_reader", "a_sender"),
         ("tokenkeeperd attachments", "a_reader", "a_sender"), ("tokenkeeperd withdraw", "a_reader", "a_sender"),
         ("tokenkeeperd campaign list", "a_reader", "a_app"),
         ("tokenkeeperd send --topic t --to abcdef0123456789 --alert A --dry-run", "a_sender", "a_reader"),

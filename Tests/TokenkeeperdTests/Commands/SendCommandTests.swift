@@ -108,7 +108,7 @@ import Testing
             (["--user", "a", "--payload", "/nonexistent"], "/nonexistent cannot be read"),
             (["--user", "a", "--payload", "-"], "not a JSON object"),
             (["--user", "a", "--alert", "A", "--keep-for", "soon"], "expected a second or more"),
-            (["--to", "no token", "--alert", "A"], "token 1 is malformed"),
+            (["--to", "no token", "--alert", "A"], "1 of 1 token cannot be read"),
             (["--tag", "news &&", "--alert", "A"], "the tag expression has"),
             (["--user", "a", "--alert", "A", "--environment", "test"], "expected production or sandbox"),
         ] {

@@ -42,6 +42,7 @@ final class StagedFaults {
                 FROM generate_series(1, 100) AS i
                 """)
         }
+        try scene.database.psql("SELECT tokenkeeper.register('bb', 'com.example.app')", user: "a_app")
         try scene.database.psql("CREATE SCHEMA app AUTHORIZATION a_app", user: "postgres")
         try scene.database.psql(
             """
@@ -74,7 +75,6 @@ final class StagedFaults {
     func stage() throws {
         apnsRefuses.isOn.store(true, ordering: .relaxed)
         // The daemons look at the attached tables once a minute.
-        try run("INSERT INTO tokenkeeper.topic_policy (topic) VALUES ('com.example.paused')", "a_operator")
         try run("SELECT tokenkeeper.pause_sending('com.example.paused', reason => 'a test')", "a_operator")
         try run("ALTER TABLE app.devices DISABLE TRIGGER USER", "a_app")
         try run("INSERT INTO tokenkeeper.send_result (topic, token, status) VALUES ('com.example.app', 'not hex', 410)")
