@@ -105,9 +105,7 @@ public import TokenModel
         return unsafe handle
     }
 
-    deinit {
-        unsafe PQfinish(handle)
-    }
+    deinit { unsafe PQfinish(handle) }
 
     /// The server of this connection: its name or address, or the folder of its socket, and its port.
     package var host: String {
