@@ -16,7 +16,7 @@ struct Explain: ParsableCommand {
     @OptionGroup var options: ConfigurationOptions
 
     // An array, because ArgumentParser's error about a second argument would show the whole token.
-    @Argument(help: ArgumentHelp("A device token in hex, or its first 8 or more digits.", valueName: "token"))
+    @Argument(help: ArgumentHelp("A device token, or its first 8 or more digits.", valueName: "token"))
     var tokens: [String] = []
 
     @Option(help: "Explain all tokens of this device.")

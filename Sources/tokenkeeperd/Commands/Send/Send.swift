@@ -15,7 +15,7 @@ struct Send: ParsableCommand {
     @OptionGroup var options: ConfigurationOptions
     @OptionGroup var topic: TopicOption
 
-    @Option(help: ArgumentHelp("To a device token in hex.", valueName: "token"))
+    @Option(help: ArgumentHelp("To a device token.", valueName: "token"))
     var to: String?
 
     @Option(help: "To all tokens of this device (device_id).")
