@@ -330,8 +330,10 @@ BEGIN
     ), alerts AS (
         DELETE FROM tokenkeeper.alert_send AS a USING known AS k WHERE a.topic_id = k.topic_id AND a.token_key = k.token_key RETURNING 1
     ), listed AS (
-        DELETE FROM tokenkeeper.list_member AS m USING known AS k
-        WHERE m.token_key = k.token_key AND m.topic = k.topic AND m.environment = k.environment RETURNING 1
+        -- Also of a topic that is not known yet, or no longer.
+        DELETE FROM tokenkeeper.list_member AS m WHERE m.token_key = ANY (keys) AND NOT EXISTS (
+            SELECT FROM tokenkeeper.topic AS t JOIN tokenkeeper.ledger AS l ON l.topic_id = t.topic_id AND l.token_key = m.token_key
+            WHERE t.topic = m.topic AND t.environment = m.environment AND tokenkeeper.outlives(l, asked)) RETURNING 1
     ), crowded AS (
         DELETE FROM tokenkeeper.crowded_token AS c USING known AS k
         WHERE c.topic = k.topic AND c.environment = k.environment AND c.token_key = k.token_key RETURNING 1

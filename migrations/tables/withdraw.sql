@@ -204,7 +204,7 @@ BEGIN
         UPDATE tokenkeeper.registration_source AS s SET withdrawn_at = coalesce(s.withdrawn_at, clock_timestamp())
         WHERE s.source_id = known.source_id RETURNING s.* INTO known;
         -- Which tokens its list had before is not known any more.
-        UPDATE tokenkeeper.list AS l SET is_known = false WHERE l.name = known.list AND l.is_known;
+        UPDATE tokenkeeper.list AS l SET is_known = false WHERE l.name = known.list AND l.done_by = known.done_by AND l.is_known;
         IF withdraw.after <= 0 THEN
             -- Nor does what it queued count later, when an operator releases or requeues it.
             DELETE FROM tokenkeeper.held_registration AS h WHERE h.source_id = known.source_id;

@@ -45,6 +45,8 @@ BEGIN
             SELECT lower(regexp_replace(m[1], '[ :-]', '', 'g')) AS plain
             FROM (SELECT m FROM regexp_matches(whole, '[0-9A-Fa-f]{2}(?:[ :-]?[0-9A-Fa-f]{2}){7,}', 'g') AS m LIMIT most) AS m
             UNION
+            SELECT tokenkeeper.parse_token(t) FROM unnest(texts) AS t
+            UNION
             SELECT lower(m[1]) FROM (SELECT m FROM regexp_matches(whole, '[0-9A-Fa-f]{16,}', 'g') AS m LIMIT most) AS m) AS h
         WHERE octet_length(h.plain) <= 1024
         UNION
@@ -67,7 +69,7 @@ COMMENT ON FUNCTION tokenkeeper.names_in(text[], text, text, text[]) IS
 CREATE INDEX rejected_result_names ON tokenkeeper.rejected_result USING gin (tokenkeeper.names_in(ARRAY[token, topic, body, environment, status, apns_id, error]) COLLATE "C");
 COMMENT ON INDEX tokenkeeper.rejected_result_names IS 'For forget.';
 CREATE INDEX rejected_registration_names ON tokenkeeper.rejected_registration
-    USING gin (tokenkeeper.names_in(ARRAY[token, topic, environment, device_id, user_id, error], device_id, user_id, tags) COLLATE "C");
+    USING gin (tokenkeeper.names_in(ARRAY[token, topic, environment, device_id, user_id, row_key, error], device_id, user_id, tags) COLLATE "C");
 COMMENT ON INDEX tokenkeeper.rejected_registration_names IS 'For forget.';
 CREATE INDEX held_registration_names ON tokenkeeper.held_registration USING gin (tokenkeeper.names_in(ARRAY[token], device_id, user_id) COLLATE "C");
 COMMENT ON INDEX tokenkeeper.held_registration_names IS 'For forget.';
