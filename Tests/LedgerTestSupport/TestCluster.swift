@@ -235,7 +235,7 @@ public final class TestCluster: @unchecked Sendable {  // Immutable, behind the 
     }
 
     /// What the sessions of a database are doing.
-    private func activity(in database: String) -> String {
+    public func activity(in database: String) -> String {
         let rows = ask(
             """
             SELECT pid, usename, state, wait_event_type, wait_event, pg_blocking_pids(pid), left(query, 500)

@@ -7,7 +7,8 @@ import TokenLedger
 struct LifeFault: Sendable {
     let name: String
     /// Faults begin in this order, and end in the opposite one. A session that holds locks must not be in the way of a change of the schema, and a server
-    /// that stands still in the way of everything. Of the last kind, one happens at a time.
+    /// that stands still in the way of everything. A process that stands still holds the locks of its transaction, too. Of the last kind, one happens at a
+    /// time.
     enum Order: Int { case first, holdsLocks, ofServer }
     var order = Order.first
     /// Begins it. Returns what ends it.
@@ -18,7 +19,7 @@ struct LifeFault: Sendable {
     private static let ofDaemons: [LifeFault] =
         [("kill -9 of a daemon", SIGKILL), ("SIGSTOP of a daemon", SIGSTOP), ("a daemon is stopped", SIGTERM)].map {
             name, signal in
-            LifeFault(name: name) { stage, chance in
+            LifeFault(name: name, order: signal == SIGSTOP ? .holdsLocks : .first) { stage, chance in
                 let host = Int.random(in: 0..<3, using: &chance)
                 stage.daemons[host].signal(signal)
                 if signal == SIGKILL { _ = stage.daemons[host].wait() }
@@ -213,7 +214,7 @@ struct LifeFault: Sendable {
             try stage.pool(false)
             return { try stage.pool(true) }
         },
-        LifeFault(name: "SIGSTOP of PgBouncer") { stage, _ in
+        LifeFault(name: "SIGSTOP of PgBouncer", order: .holdsLocks) { stage, _ in
             try stage.pooler?.signal(SIGSTOP)
             return { try stage.pooler?.signal(SIGCONT) }
         },

@@ -28,6 +28,7 @@ import TokenLedger
             if !found.isEmpty { throw TestFailure(found.joined(separator: "\n")) }
         } catch {
             print("seed \(seed); faults:\n\(faults.history.suffix(30).joined(separator: "\n"))")
+            print(stage.cluster.activity(in: stage.database))
             throw error
         }
         print("\(stage.journal.summary); \(faults.summary)")
