@@ -6,10 +6,8 @@ struct CheckConfig: ParsableCommand {
         abstract: "Check the configuration and print the settings in force.",
         discussion: """
             Prints each problem with its file and line, and exits with 78 if there is one. With --online, also \
-            connects to PostgreSQL and, for each credential, to APNs, through the proxy if there is one; verifies the \
-            certificates; sends one request per topic, for a token that no device has, so that APNs judges the \
-            credential; prints a line for each, and exits with 69 if one fails. Root connects to PostgreSQL as the \
-            user tokenkeeperd, like the service, unless --database-url names a database.
+            connects to PostgreSQL and, for each credential, to APNs, verifies the certificates, and sends one request \
+            per topic, for a token that no device has. Exits with 69 if one of these fails.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -20,7 +18,7 @@ struct CheckConfig: ParsableCommand {
     @Flag(help: "Also try PostgreSQL and APNs. Sends nothing to any device.")
     var online = false
 
-    @Flag(help: "Print the settings in force as one JSON array.")
+    @Flag(help: "Print the settings as JSON.")
     var json = false
 
     func validate() throws {

@@ -7,8 +7,7 @@ struct Explain: ParsableCommand {
         commandName: "explain",
         abstract: "Explain why a token may or may not be sent to: its history, and what would revive it.",
         discussion: """
-            Needs the rights of tokenkeeper_reader. Works on a standby. Exits with 64 if the digits match too many \
-            tokens.
+            Needs the rights of tokenkeeper_reader. Works on a standby.
             """)
 
     private static let role = "tokenkeeper_reader"
@@ -19,10 +18,10 @@ struct Explain: ParsableCommand {
     @Argument(help: ArgumentHelp("A device token, or its first 8 or more digits.", valueName: "token"))
     var tokens: [String] = []
 
-    @Option(help: "Explain all tokens of this device.")
+    @Option(help: "All tokens of this device.")
     var device: String?
 
-    @Option(help: "Explain all tokens of this user.")
+    @Option(help: "All tokens of this user.")
     var user: String?
 
     @Option(
@@ -31,13 +30,13 @@ struct Explain: ParsableCommand {
             valueName: "expression"))
     var tag: String?
 
-    @Option(help: "Only tokens of this topic.")
+    @Option(help: "Only this topic.")
     var topic: String?
 
-    @Option(help: "Only tokens of this environment: production or sandbox.")
+    @Option(help: "Only this environment: production or sandbox.")
     var environment: String?
 
-    @Flag(help: "Print one JSON array on one line.")
+    @Flag(help: "Print JSON, on one line.")
     var json = false
 
     func validate() throws {

@@ -7,10 +7,9 @@ struct Forget: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Erase a token, a device or a user: a person's right to erasure.",
         discussion: """
-            Deletes at once what the ledger, the history, campaigns, and held and rejected rows contain, in every \
-            topic and environment. A running daemon deletes what is queued. Needs the rights of tokenkeeper_app or \
-            tokenkeeper_operator. With --all, in all databases of the map. This cannot be undone; --dry-run counts \
-            first.
+            Deletes at once what is stored, in every topic and environment. A running daemon deletes what is queued. \
+            Needs the rights of tokenkeeper_app or tokenkeeper_operator. With --all, in all databases of the map. This \
+            cannot be undone; --dry-run counts first.
             """)
 
     @OptionGroup var options: ConfigurationOptions

@@ -8,11 +8,10 @@ struct Held: ParsableCommand {
         abstract: "List, release or discard what the mass-failure guard holds.",
         discussion: """
             Suspects (BadDeviceToken, DeviceTokenNotForTopic, and 410s that are not from APNs) are held if, within a \
-            day, they would suppress too many of a topic's tokens (guard.allowance, guard.max_share). The same limits \
-            apply to logouts from attached tables and files, counted apart. With guard.hold_stale_share, other 410s \
-            are held, too. What the application reports with unregister is never held. If the sender is at fault, fix \
-            it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then `held discard`. \
-            If the tokens are really bad, run `held release`.
+            day, they would suppress too many of a topic's tokens (guard.allowance, guard.max_share). So are logouts \
+            from attached tables and files, counted apart, and, with guard.hold_stale_share, other 410s. If the sender \
+            is at fault, fix it, run `tokenkeeperd reinstate` for what was recorded before the guard tripped, and then \
+            `held discard`. If the tokens are really bad, run `held release`.
             """,
         subcommands: [List.self, Release.self, Discard.self], defaultSubcommand: List.self)
 
@@ -22,7 +21,7 @@ struct Held: ParsableCommand {
 
         @OptionGroup var options: ConfigurationOptions
 
-        @Flag(help: "Print one JSON array.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func run() throws {
@@ -89,7 +88,7 @@ struct Held: ParsableCommand {
     struct Which: ParsableArguments {
         @OptionGroup var topic: TopicOption
 
-        @Option(help: "Only this cause: suspect, stale (410s) or unregistered_by_app (logouts). [default: all]")
+        @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts). [default: all]")
         var cause: String?
 
         func validate() throws {
@@ -99,7 +98,7 @@ struct Held: ParsableCommand {
 
     struct Release: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Release what is held of a topic: a daemon records it within seconds.")
+            abstract: "Release what is held: a daemon records it within seconds.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -117,7 +116,7 @@ struct Held: ParsableCommand {
 
     struct Discard: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Delete what is held of a topic: it never counts.")
+            abstract: "Delete what is held: it never counts.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which

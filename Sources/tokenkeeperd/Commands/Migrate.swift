@@ -5,12 +5,9 @@ struct Migrate: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Create or upgrade the schema tokenkeeper.",
         discussion: """
-            Applies missing versions and, if functions or views have changed, all of their files, in one transaction. \
-            If all six roles exist, it also renews their rights. Run it as the role that is to own the schema, which \
-            may CREATE in the database and is not a superuser; or as a member of that role, with --owner. Connect to \
-            PostgreSQL itself, not through a pooler.
-
-            If anything of yours is built on an object that must be replaced, nothing changes, and the error names it.
+            Works in one transaction. If all six roles exist, it also renews their rights. Run it as the role that \
+            owns or will own the schema, which may CREATE in the database and is not a superuser; or as a member of \
+            that role, with --owner. Connect to PostgreSQL itself, not through a pooler.
             """)
 
     @OptionGroup var options: ConfigurationOptions

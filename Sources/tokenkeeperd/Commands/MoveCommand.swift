@@ -8,11 +8,10 @@ struct MoveCommand: ParsableCommand {
         commandName: "move",
         abstract: "Move a topic, or a bucket of topics, to another database of the map.",
         discussion: """
-            Run it three times. First it copies all tokens, while both databases work. Then change the map on every \
-            host, and run it again: the old database names the new one to its callers, and the tokens are copied once \
-            more, with their history. When nothing more arrives, --end deletes them from the old database. An \
-            interrupted run continues where it stopped. Needs the rights of tokenkeeper_operator in both databases. A \
-            topic with an attached table cannot move.
+            Run it three times. The first run copies all tokens. Then change the map on every host, and run it again: \
+            the old database names the new one to its callers, and the tokens are copied once more, with their \
+            history. When nothing more arrives, --end deletes them from the old database. Repeat an interrupted run. \
+            Needs the rights of tokenkeeper_operator in both databases. A topic with an attached table cannot move.
             """)
 
     @OptionGroup var options: ConfigurationOptions

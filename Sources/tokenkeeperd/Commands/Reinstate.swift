@@ -8,13 +8,11 @@ struct Reinstate: ParsableCommand {
         discussion: """
             Undoes the damage of a misconfigured sender (--cause suspect), of a mistaken wave of 410s (stale), or of \
             mistaken logouts from an attached table or a file (unregistered_by_app). The window is when they were \
-            received (queued_at): if APNs repeats the same 410 later, it counts. Results of the window that are \
-            recorded later are undone, too. Logouts that the application reported with unregister stay. Whatever else \
-            is known about a token, such as an older 410, counts again. Pruned tokens cannot be restored. An instant \
-            without a zone is in UTC.
+            received (queued_at); results of the window that are recorded later are undone, too. If APNs repeats the \
+            same 410 later, it counts. Logouts that the application reported with unregister stay. Whatever else is \
+            known about a token, such as an older 410, counts again. Pruned tokens cannot be restored.
 
-            This cannot be undone; --dry-run counts first. If the command is interrupted, the daemons complete it; the \
-            view tokenkeeper.reinstatement shows what is left.
+            This cannot be undone; --dry-run counts first. If the command is interrupted, the daemons complete it.
             """)
 
     @Option(help: "suspect, stale (410s) or unregistered_by_app (logouts).")

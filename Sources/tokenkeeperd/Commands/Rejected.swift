@@ -51,7 +51,7 @@ struct Rejected: ParsableCommand {
 
         @OptionGroup var options: ConfigurationOptions
 
-        @Flag(help: "Print one JSON array.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func run() throws {
@@ -101,7 +101,7 @@ struct Rejected: ParsableCommand {
 
     struct Requeue: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Put results or registrations back into their queue, with their first queued_at.")
+            abstract: "Put results or registrations back into their queue.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Choice

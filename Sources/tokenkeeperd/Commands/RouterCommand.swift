@@ -14,9 +14,9 @@ struct RouterCommand: ParsableCommand {
             commandName: "migrate",
             abstract: "Create the functions of a router; again after the map or the release has changed.",
             discussion: """
-                Needs PL/Proxy on the router's server, and a superuser's login to a database without a ledger. The map \
-                is the file that map.file names. Each database needs the logins tokenkeeper_router_app, \
-                tokenkeeper_router_sender and tokenkeeper_router_reader. Exits with 69 if PostgreSQL refuses.
+                Needs map.file, PL/Proxy on the router's server, and a superuser's login to a database without a \
+                ledger. Each database needs the logins tokenkeeper_router_app, tokenkeeper_router_sender and \
+                tokenkeeper_router_reader.
                 """)
 
         @OptionGroup var options: ConfigurationOptions

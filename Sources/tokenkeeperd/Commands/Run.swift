@@ -9,8 +9,7 @@ struct Run: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Run the daemon: drain, record, sweep, and send if credentials are configured.",
         discussion: """
-            SIGTERM and SIGINT stop it, SIGUSR1 sweeps, SIGHUP reloads the configuration. While PostgreSQL is \
-            unavailable, or its schema does not fit, it waits. Supports sd_notify(3), including the watchdog.
+            While PostgreSQL is unavailable, or its schema does not fit, it waits.
             """)
 
     @OptionGroup var options: ConfigurationOptions

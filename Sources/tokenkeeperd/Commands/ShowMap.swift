@@ -6,7 +6,7 @@ struct ShowMap: ParsableCommand {
         abstract: "Check the map of databases, or print which database has a topic.",
         discussion: """
             Reads the file that map.file names, and connects to nothing. Without a topic, prints each database with \
-            its buckets and topics. Exits with 78 if the map is wrong.
+            its buckets and topics.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -17,7 +17,7 @@ struct ShowMap: ParsableCommand {
     @Option(name: .customLong("device"), help: "The device, for a topic that is split by device.")
     var device: String?
 
-    @Flag(help: "Without a topic: print one JSON array.")
+    @Flag(help: "Without a topic: print JSON.")
     var json = false
 
     func validate() throws {

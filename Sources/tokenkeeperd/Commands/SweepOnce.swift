@@ -8,9 +8,8 @@ struct SweepOnce: ParsableCommand {
         abstract: "Sweep now, and print what was deleted.",
         discussion: """
             With the rights of tokenkeeper_daemon, sweeps in this process. With those of tokenkeeper_operator, asks \
-            the running daemons, whose settings then apply, and waits for the end. Exits with 69 if no daemon is \
-            running then, with 75 if another sweep is running (the daemons sweep after it), and with 70 if the sweep \
-            failed or refused to prune a topic (sweep.max_prune_share, sweep.prune_allowance).
+            the running daemons, whose settings then apply, and waits for the end. Without --force, refuses to prune \
+            too large a share of a topic (sweep.max_prune_share, sweep.prune_allowance).
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -21,7 +20,7 @@ struct SweepOnce: ParsableCommand {
     @Flag(help: "Prune everything that is due, whatever its share of a topic.")
     var force = false
 
-    @Flag(help: "Print one JSON object.")
+    @Flag(help: "Print JSON.")
     var json = false
 
     func run() throws {

@@ -7,8 +7,8 @@ struct TopicCommand: ParsableCommand {
         commandName: "topic",
         abstract: "List the topics; let the gate observe or enforce; pause, resume or slow down sending.",
         discussion: """
-            Needs the rights of tokenkeeper_operator, and list those of tokenkeeper_reader. Other settings of a topic are columns \
-            of the view tokenkeeper.topic_policy.
+            Needs the rights of tokenkeeper_operator, and list those of tokenkeeper_reader. The view \
+            tokenkeeper.topic_policy has the other settings of a topic.
             """,
         subcommands: [List.self, Observe.self, Enforce.self, Pause.self, Resume.self, Rate.self])
 
@@ -18,7 +18,7 @@ struct TopicCommand: ParsableCommand {
 
         @OptionGroup var options: ConfigurationOptions
 
-        @Flag(help: "Print one JSON array.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func run() throws {
@@ -51,12 +51,12 @@ struct TopicCommand: ParsableCommand {
 
     struct Observe: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Let the gate of a topic withhold nothing, and only show what it would withhold.")
+            abstract: "Let the gate withhold nothing, and only show what it would.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Flag(help: "The topic is one that the database does not know yet.")
+        @Flag(help: "The database does not know the topic yet.")
         var new = false
 
         func run() throws {
@@ -66,7 +66,7 @@ struct TopicCommand: ParsableCommand {
 
     struct Enforce: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Let the gate of a topic withhold suppressed tokens, which is the default.")
+            abstract: "Let the gate withhold suppressed tokens: the default.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -76,7 +76,7 @@ struct TopicCommand: ParsableCommand {
 
     struct Rate: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Limit how many requests a second the daemons send for a topic, together.")
+            abstract: "Limit how many requests a second all daemons send together.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -95,7 +95,7 @@ struct TopicCommand: ParsableCommand {
     }
 
     struct Which: ParsableArguments {
-        @Argument(help: "The topic: the apns-topic header.")
+        @Argument(help: "The topic (apns-topic).")
         var topic: String
 
         @Option(help: "production or sandbox.")
@@ -106,7 +106,7 @@ struct TopicCommand: ParsableCommand {
 
     struct Pause: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Pause sending to a topic, within a second.")
+            abstract: "Pause sending, within a second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which

@@ -4,7 +4,7 @@ internal import TokenModel
 
 /// Names a topic and its environment.
 struct TopicOption: ParsableArguments {
-    @Option(help: "The topic: the apns-topic header.")
+    @Option(help: "The topic (apns-topic).")
     var topic: String
 
     @Option(help: "production or sandbox.")

@@ -8,8 +8,8 @@ struct Uninstall: ParsableCommand {
         abstract: "List what a removal takes from a database, or print the SQL that does it.",
         discussion: """
             Changes nothing itself. First stop what uses it: docs/how-to/remove.md says how. Then have a superuser run \
-            what --print shows. It deletes the ledger: nothing remembers then which tokens are suppressed. Roles stay \
-            that another database uses. The package is removed with apt.
+            what --print shows. It deletes the ledger: nothing remembers then which tokens are suppressed. Roles that \
+            another database uses stay.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -20,7 +20,7 @@ struct Uninstall: ParsableCommand {
     @Flag(help: "Only print the SQL, for psql.")
     var print = false
 
-    @Flag(help: "With --dry-run: print one JSON array.")
+    @Flag(help: "With --dry-run: print JSON.")
     var json = false
 
     func validate() throws {

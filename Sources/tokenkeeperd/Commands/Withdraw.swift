@@ -7,20 +7,20 @@ struct Withdraw: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Undo a backfill or an import, such as one under the wrong topic.",
         discussion: """
-            In batches, removes the tokens that it registered and nothing has touched since, and says why it keeps the \
-            others. The source cannot be continued afterwards. Run it as the login that began the source, or with the \
-            rights of tokenkeeper_operator. Without SOURCE, lists what can be undone.
+            Removes the tokens that it registered and nothing has touched since, and says why it keeps the others. The \
+            source cannot be continued afterwards. Run it as the login that began the source, or with the rights of \
+            tokenkeeper_operator. Without SOURCE, lists what can be undone.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Argument(help: "The number that the backfill or import has printed.")
+    @Argument(help: "The number that the backfill or import printed.")
     var source: Int64?
 
     @Flag(help: "Only count.")
     var dryRun = false
 
-    @Flag(help: "Without SOURCE: print one JSON array.")
+    @Flag(help: "Without SOURCE: print JSON.")
     var json = false
 
     private static let rights = "the login that began the source, or tokenkeeper_operator"

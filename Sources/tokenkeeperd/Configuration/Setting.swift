@@ -53,21 +53,21 @@ struct Setting: Sendable {
         Setting(
             "database_url", .text, nil, secret: true, reloadable: false,
             example: "postgresql:///push?host=/run/postgresql",
-            "The database as a libpq connection string: postgresql://... or host=... dbname=... . Unset: libpq's own variables and files."
+            "The database: a libpq connection string. Unset: libpq's own variables and files."
         ),
         Setting(
             "database_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/password",
-            "A file with only the database password in it. Read again for each connection."),
+            "A file with only the database password. Read for each connection."),
         Setting(
             "runtime_directory", .text, nil, reloadable: false, example: "/run/tokenkeeperd",
-            "A directory for what the next start of a sending daemon needs, such as the current provider token. Only the daemon's user may have access to it (mode 0700). Unset: the one that systemd makes ($RUNTIME_DIRECTORY), or none."
+            "A directory with mode 0700 for what the next start of a sending daemon needs, such as the provider token. Unset: the one that systemd makes ($RUNTIME_DIRECTORY), or none."
         ),
         Setting(
             "map.file", .text, nil, example: "/etc/tokenkeeperd/map.json",
-            "The map of several databases, for `tokenkeeperd map`, --all and --on. Unset: there is one database."),
+            "The map of several databases. Unset: there is one database."),
         Setting(
             "map.database", .text, nil, example: "east",
-            "The name of this database in the map. Then status and doctor name topics that are here, and that the map leads to another one."
+            "The name of this database in the map. Then status and doctor name topics here that belong to another database."
         ),
         Setting(
             "drain.poll_busy", .duration(.milliseconds(1)...(.seconds(1)), off: false), "20ms",
@@ -80,11 +80,11 @@ struct Setting: Sendable {
             "How long the daemon waits for a lock before it yields. Keep it below the server's deadlock_timeout."),
         Setting(
             "drain.queue_truncate", .toggle, "on",
-            "Whether sealed partitions of the queues are truncated, and those of the queue of results read in bulk. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
+            "Whether sealed partitions of the queues are truncated, and results read in bulk. Turn it off where standbys serve reads: they replay the TRUNCATE with its lock."
         ),
         Setting(
             "drain.second_connection", .toggle, "on",
-            "Whether a second connection helps to drain a backlog. It is opened for the backlog and closed afterwards."
+            "Whether the daemon opens a second connection while it drains a backlog."
         ),
         Setting(
             "drain.rejected_per_hour", .integer(1...1_000_000), "10000",
@@ -100,14 +100,14 @@ struct Setting: Sendable {
         ),
         Setting(
             "guard.hold_stale_share", .share, "100%",
-            "When more than this share of a topic's active tokens, and more than guard.allowance, would newly turn stale (a 410) within a day, further 410s are held, too. \"100%\" holds none."
+            "When more than this share of a topic's active tokens, and more than guard.allowance, would newly turn stale (a 410) within a day, further 410s are held. \"100%\" holds none."
         ),
         Setting(
             "sweep.interval", .duration(.seconds(60)...days(30), off: true), "1h",
             "The time between two sweeps, across restarts and daemons. \"off\" turns the timer off."),
         Setting(
             "sweep.suppressed_retention", .duration(.seconds(3600)...days(3650), off: false), "90d",
-            "How long a suppressed token is kept, counted from when the ledger learned that it is suppressed."
+            "How long a suppressed token is kept after its suppression was recorded."
         ),
         Setting(
             "sweep.dormant_after", .duration(days(1)...days(3650), off: true), "off",
@@ -129,7 +129,7 @@ struct Setting: Sendable {
             "How long rejected results and registrations are kept."),
         Setting(
             "sweep.held_retention", .duration(days(1)...days(3650), off: false), "30d",
-            "How long results and logouts held by the mass-failure guard are kept. Then they are deleted without being recorded."
+            "How long results and logouts that the guard holds are kept. Then they are deleted unrecorded."
         ),
         Setting(
             "sweep.batch", .integer(1...10_000), "4000",
@@ -158,19 +158,19 @@ struct Setting: Sendable {
             "The server for sandbox requests."),
         Setting(
             "send.ca_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/ca.pem",
-            "A PEM file of the certificate authorities to trust, for tests. Unset: those that the system trusts."
+            "A PEM file of the certificate authorities to trust, for tests. Unset: the system's."
         ),
         Setting(
             "send.proxy", .proxy, nil, secret: true, reloadable: false, example: "http://user@proxy.example:3128",
-            "An HTTP proxy on the way to APNs: http://host:port or https://host:port, with user:password@ before the host if it asks for them. \"none\" is no proxy. Unset: https_proxy and no_proxy in the environment."
+            "The HTTP proxy to APNs: http://host:port or https://host:port, with user:password@ before the host if it asks for them. \"none\" is no proxy. Unset: https_proxy and no_proxy in the environment."
         ),
         Setting(
             "send.proxy_password_file", .text, nil, reloadable: false, example: "/etc/tokenkeeperd/proxy-password",
-            "A file with only the password of the user in send.proxy in it. Read again for each connection."),
+            "A file with only the password for send.proxy. Read for each connection."),
         Setting(
             "send.provider_token_directory", .text, nil, reloadable: false,
             example: "/run/tokenkeeperd.provider-tokens",
-            "A directory for provider tokens that the daemons of several databases on one machine share, so that they send with one provider token of a key. Only their user may have access to it (mode 0700). Unset: runtime_directory."
+            "A directory with mode 0700 for provider tokens that the daemons of several databases on one machine share, one per key. Unset: runtime_directory."
         ),
         Setting(
             "metrics.listen", .listen, nil, reloadable: false, example: "127.0.0.1:9188",
@@ -178,46 +178,46 @@ struct Setting: Sendable {
         ),
         Setting(
             "metrics.hosts", .hosts, nil, reloadable: false, example: "tokenkeeperd.example.com",
-            "Names that the Host header of a request may have, in addition to IP addresses, names without a dot and this machine's own name."
+            "Names that a Host header may have, in addition to IP addresses, names without a dot and this machine's own name."
         ),
         Setting(
             "metrics.page", .choice(PageAccess.allCases.map(\.rawValue)), PageAccess.loopback.rawValue,
             reloadable: false,
-            "Who may see the status page, and look up tokens there: nobody (off), clients on this machine (loopback), or everybody who can connect (network)."
+            "Who may see the status page and look up tokens there: nobody (off), clients on this machine (loopback) or everybody (network)."
         ),
         Setting(
             "log.level", .choice(["trace", "debug", "info", "notice", "warning", "error", "critical"]), "info",
             "The lowest severity that is logged."),
         Setting(
             "log.format", .choice(LogFormat.allCases.map(\.rawValue)), "logfmt", reloadable: false,
-            "How a line of the log looks: words and name=value, or one JSON object."),
+            "A line of the log: words and name=value, or one JSON object."),
     ]
 
     /// The settings of a credential for APNs: `credential.NAME.key_file` and so on, for any name.
     static let ofCredentials: [Setting] = [
         Setting(
             "key_file", .text, nil, reloadable: false, example: "AuthKey_ABC1234567.p8",
-            "The signing key for provider tokens, as downloaded from Apple (.p8). A name without a folder refers to the service's key folder."
+            "The signing key, as downloaded from Apple (.p8)."
         ),
         Setting(
             "key_id", .text, nil, reloadable: false, example: "ABC1234567", "The key's identifier: 10 characters."
         ),
         Setting(
             "team_id", .text, nil, reloadable: false, example: "TEAM123456",
-            "The identifier of the team that owns the key: 10 characters."),
+            "The identifier of the key's team: 10 characters."),
         Setting(
             "certificate_file", .text, nil, reloadable: false, example: "push.p12",
             "A client certificate instead of a key: PKCS#12 (.p12), or PEM with its key in the same file or in certificate_key_file."
         ),
         Setting(
             "certificate_key_file", .text, nil, reloadable: false, example: "push.key",
-            "The certificate's private key in PEM, when it has its own file."),
+            "The certificate's private key in PEM, if it has its own file."),
         Setting(
             "certificate_password_file", .text, nil, reloadable: false, example: "push.password",
-            "A file with only the password of the certificate's private key in it."),
+            "A file with only the password of the private key."),
         Setting(
             "topics", .words, nil, reloadable: false, example: "com.example.app com.example.app.voip",
-            "The topics that the credential sends to. A topic may end in * to match every topic with that beginning. Of several matches, the longest wins."
+            "The topics to send to. A topic may end in * for every topic with that beginning. Of several matches, the longest wins."
         ),
         Setting(
             "environment", .choice(["production", "sandbox", "both"]), "both", reloadable: false,

@@ -9,8 +9,7 @@ struct Attach: ParsableCommand {
         discussion: """
             Creates triggers that queue registrations and logouts. Options are SQL expressions over the columns of a \
             row, such as the name of a column. Run it as the table's owner, who must be a member of tokenkeeper_app: \
-            it refuses a superuser, and a login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run. \
-            Existing rows need --backfill.
+            it refuses a superuser, and a login with roles of tokenkeeperd that the owner lacks. Begin with --dry-run.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -55,7 +54,7 @@ struct Attach: ParsableCommand {
     @Flag(help: "Only show what the expressions give for five rows, and what is wrong.")
     var dryRun = false
 
-    @Flag(help: "Then queue the existing rows, as `tokenkeeperd backfill` does.")
+    @Flag(help: "Then queue the existing rows, as `backfill` does.")
     var backfill = false
 
     @Flag(help: "Also show the generated functions and triggers.")
@@ -133,7 +132,7 @@ struct ListAttachments: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print the view tokenkeeper.attachment as one JSON array.")
+    @Flag(help: "Print the view tokenkeeper.attachment as JSON.")
     var json = false
 
     func run() throws {

@@ -8,11 +8,10 @@ struct BackfillTable: ParsableCommand {
         commandName: "backfill",
         abstract: "Queue the existing rows of an attached table, as registrations.",
         discussion: """
-            Reads the table in batches, by its key. If it was interrupted, run it again: it continues where it \
-            stopped, and queues each row exactly once. Logged-out rows arrive as logged out. What cannot be understood \
-            goes to tokenkeeper.rejected_registration, with the row's key and the cause. It waits while many \
-            registrations are queued, so a daemon must be running. To undo it, run `tokenkeeperd withdraw`. Run it as \
-            the table's owner; it refuses the same logins as `attach`.
+            Continues where an interrupted run has stopped, and queues each row exactly once. Logged-out rows arrive \
+            as logged out. What cannot be understood goes to tokenkeeper.rejected_registration, with the row's key and \
+            the cause. It waits while many registrations are queued, so a daemon must be running. To undo it, run \
+            `tokenkeeperd withdraw`. Run it as the table's owner; it refuses the same logins as `attach`.
             """)
 
     @OptionGroup var options: ConfigurationOptions

@@ -7,8 +7,8 @@ struct CampaignCommand: ParsableCommand {
         commandName: "campaign",
         abstract: "List campaigns, watch one, pause, resume or cancel it, or set its rate.",
         discussion: """
-            tokenkeeper.enqueue creates a campaign: one notification to many devices. Readers and operators see all \
-            campaigns, and operators may change them. A sender sees and changes those that its login has created.
+            tokenkeeper.enqueue and `send` create campaigns. Readers and operators see all campaigns, and operators \
+            may change them. A sender sees and changes those that its login has created.
             """,
         subcommands: [List.self, Show.self, Pause.self, Resume.self, Cancel.self, Rate.self],
         defaultSubcommand: List.self)
@@ -17,14 +17,14 @@ struct CampaignCommand: ParsableCommand {
     static let viewer = "tokenkeeper_reader, or for its own campaigns of tokenkeeper_sender"
 
     struct List: ParsableCommand {
-        static let configuration = CommandConfiguration(abstract: "List the latest campaigns, newest first.")
+        static let configuration = CommandConfiguration(abstract: "List campaigns, newest first.")
 
         @OptionGroup var options: ConfigurationOptions
 
         @Option(help: "How many: 1 to 10000.")
         var limit = 20
 
-        @Flag(help: "Print one JSON array.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func validate() throws {
@@ -48,7 +48,7 @@ struct CampaignCommand: ParsableCommand {
 
     /// Names a campaign.
     struct Which: ParsableArguments {
-        @Argument(help: "The number that enqueue returned.")
+        @Argument(help: "The campaign's number.")
         var id: Int64
 
         /// Prints that there is no such campaign.
@@ -65,18 +65,16 @@ struct CampaignCommand: ParsableCommand {
         static let configuration = CommandConfiguration(
             abstract: "Show the progress of a campaign.",
             discussion: """
-                With --watch, draws a progress bar until the campaign has ended or Ctrl-C ends the command, and then \
-                prints the state. Ctrl-C does not touch the campaign. The bar is drawn only if standard error is a \
-                terminal.
+                Ctrl-C ends --watch, and not the campaign.
                 """)
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Flag(help: "Wait for the end, with a progress bar. Exits with 70 if interrupted.")
+        @Flag(help: "Wait for the end, with a progress bar on a terminal. Exits with 70 if interrupted.")
         var watch = false
 
-        @Flag(help: "Print one JSON object.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func run() throws {
@@ -123,7 +121,7 @@ struct CampaignCommand: ParsableCommand {
 
     struct Cancel: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Cancel the rest of a campaign for good, within a second.")
+            abstract: "Cancel the rest for good, within a second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
@@ -135,12 +133,12 @@ struct CampaignCommand: ParsableCommand {
 
     struct Rate: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Set how many requests of a campaign are sent per second.")
+            abstract: "Set how many requests are sent per second.")
 
         @OptionGroup var options: ConfigurationOptions
         @OptionGroup var which: Which
 
-        @Argument(help: "Requests per second, of all daemons together: 1 to 1000000, or none for no limit.")
+        @Argument(help: "Requests per second, of all daemons together: 1 to 1000000, or none.")
         var rate: String
 
         private static let range = 1...1_000_000

@@ -9,10 +9,9 @@ struct ChannelCommand: ParsableCommand {
         commandName: "channel",
         abstract: "Create, list, show or delete broadcast channels for Live Activities, or send to one.",
         discussion: """
-            A push to a channel reaches all devices whose Live Activity has subscribed to it. Apple stores the \
-            channels, at most 10,000 per app and environment; the database does not. The commands use the daemon's \
-            credential for the app: run them as a user who can read its files. Each is one request to APNs and is not \
-            repeated.
+            Apple stores the channels, at most 10,000 per app and environment. The commands use the daemon's \
+            credential for the app: run them as a user who can read its files. Each sends one request, and does not \
+            retry it.
             """,
         subcommands: [Create.self, List.self, Show.self, Delete.self, Send.self])
 
@@ -101,11 +100,11 @@ struct ChannelCommand: ParsableCommand {
 
     struct List: ParsableCommand {
         static let configuration = CommandConfiguration(
-            abstract: "Print the identifiers of all channels, one per line.")
+            abstract: "Print the identifiers of all channels.")
 
         @OptionGroup var app: App
 
-        @Flag(help: "Print one JSON array.")
+        @Flag(help: "Print JSON.")
         var json = false
 
         func run() throws {

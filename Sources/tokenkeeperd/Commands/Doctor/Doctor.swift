@@ -7,16 +7,14 @@ struct Doctor: ParsableCommand {
         abstract: "Check this machine, the database and the server, and print the command that fixes each problem.",
         discussion: """
             Changes nothing. Needs the rights of tokenkeeper_reader, tokenkeeper_operator or tokenkeeper_daemon; a \
-            check that needs more says so and is skipped. Root can read the credentials, and connects to PostgreSQL as \
-            the user tokenkeeperd, like the service, unless --database-url names a database. A login with pg_monitor \
-            sees the transactions of all roles and the disk. Commands that end with a semicolon are for psql, as a \
-            superuser or the owner of the schema. Exits with 1 if there is something to fix, and with 69 if PostgreSQL \
-            cannot be reached.
+            check that needs more says so and is skipped. Root can read the credentials; a login with pg_monitor sees \
+            the transactions of all roles and the disk. Commands that end with a semicolon are for psql, as a \
+            superuser or the owner of the schema. Exits with 1 if there is something to fix.
             """)
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print one JSON array.")
+    @Flag(help: "Print JSON.")
     var json = false
 
     func run() throws {

@@ -8,10 +8,10 @@ struct Import: ParsableCommand {
         commandName: "import",
         abstract: "Import registrations or feedback from a file.",
         discussion: """
-            Queues each row for the running daemons: as a registration, or as a result with --feedback. A row that cannot be understood goes to a file, with its line and the cause: fix it there, and \
-            import that file. To continue an interrupted import, repeat the command. Importing a file twice changes \
-            nothing. Needs the rights of tokenkeeper_app, and for feedback also those of tokenkeeper_sender. Exits \
-            with 1 if rows were refused, and with 70 if it was interrupted.
+            Queues each row for the running daemons: as a registration, or as a result with --feedback. A row that \
+            cannot be understood goes to a file, with its line and the cause: fix it there, and import that file. To \
+            continue an interrupted import, repeat the command. Importing a file twice changes nothing. Needs the \
+            rights of tokenkeeper_app, and for feedback also those of tokenkeeper_sender.
             """)
 
     @OptionGroup var options: ConfigurationOptions

@@ -36,7 +36,7 @@ struct ImportOptions: ParsableArguments {
 
     @Option(
         help: ArgumentHelp(
-            "Import only rows whose column or key has this value; empty means no value. Of one column, any of its values; of several columns, all. May be repeated.",
+            "Only rows whose column or key has this value; empty means no value. Of one column, any of its values; of several columns, all. May be repeated.",
             valueName: "column=value"))
     var filter: [String] = []
 
@@ -71,7 +71,7 @@ struct ImportOptions: ParsableArguments {
             valueName: "list"))
     var complete: String?
 
-    @Option(help: "For rows without a topic: the apns-topic header.")
+    @Option(help: "For rows without a topic.")
     var topic: String?
 
     @Option(

@@ -7,9 +7,9 @@ struct Send: ParsableCommand {
     static let configuration = CommandConfiguration(
         abstract: "Send a push to a token, a device, a user or a tag, through the gate.",
         discussion: """
-            Queues a campaign, as tokenkeeper.enqueue does; a running daemon with a credential for the topic sends it. \
-            Needs the rights of tokenkeeper_sender. Every user of this machine can read the arguments while the \
-            command runs. Exits with 1 if no sendable token is meant: then nothing is queued.
+            Queues a campaign, which a running daemon with a credential for the topic sends. Needs the rights of \
+            tokenkeeper_sender. Every user of this machine can read the arguments while the command runs. If no token \
+            is sendable, queues nothing and exits with 1.
             """)
 
     @OptionGroup var options: ConfigurationOptions
@@ -41,7 +41,7 @@ struct Send: ParsableCommand {
     @Option(help: "How long APNs tries to deliver it, as in 1h. [default: up to 30 days]")
     var keepFor: String?
 
-    @Option(help: "It replaces an earlier push with this identifier on the device.")
+    @Option(help: "Replaces an earlier push with this identifier on the device.")
     var collapseID: String?
 
     @Flag(help: "So large an audience is meant: see topic_policy.confirm_share.")

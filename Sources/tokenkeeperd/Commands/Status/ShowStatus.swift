@@ -16,7 +16,7 @@ struct ShowStatus: ParsableCommand {
 
     @OptionGroup var options: ConfigurationOptions
 
-    @Flag(help: "Print one JSON object. Ages are in seconds.")
+    @Flag(help: "Print JSON, with ages in seconds.")
     var json = false
 
     @Flag(help: "Check as a monitoring plug-in does.")
@@ -25,7 +25,7 @@ struct ShowStatus: ParsableCommand {
     @Flag(help: "Draw the status on the terminal repeatedly, until q or Ctrl-C.")
     var watch = false
 
-    @Option(help: "For --watch: the seconds between two updates, 1 to 3600.")
+    @Option(help: "The seconds between two updates of --watch, 1 to 3600.")
     var interval = 2
 
     func validate() throws {
