@@ -378,7 +378,6 @@ private struct Catalog: Decodable {
 
     struct Object: Decodable {
         var name: String
-        var kind: String
         var comment: String?
         var columns: [Column]
         var result: String?
@@ -386,7 +385,25 @@ private struct Catalog: Decodable {
         var arguments: String?
         var grants: [Grant]
 
-        var isInternal: Bool { comment?.hasPrefix("Internal") == true }
+        /// Any version may change it, or it is an overload that the comment of the other one describes.
+        var isLeftOut: Bool {
+            guard let comment else { return false }
+            return comment.hasPrefix("Internal") || comment.hasPrefix("As \(name), with a number")
+        }
+
+        /// The columns that a role other than the daemon may use, without internal ones.
+        var shownColumns: [Column] {
+            let rights = grants.filter { $0.role != "daemon" }.flatMap(\.rights)
+            let isWhole = rights.contains { !$0.contains(" of ") }
+            let named = Set(rights.flatMap { Self.columns(of: $0) })
+            return columns.filter { !$0.isInternal && (isWhole || named.contains($0.name)) }
+        }
+
+        /// The columns that a right names; none if it is for all.
+        static func columns(of right: String) -> [String] {
+            let parts = right.components(separatedBy: " of ")
+            return parts.count < 2 ? [] : parts[1].components(separatedBy: ", ")
+        }
 
         /// As people write it, and not as the catalog spells it out.
         mutating func shorten() {
@@ -397,7 +414,7 @@ private struct Catalog: Decodable {
 
         private static func short(_ text: String) -> String {
             text.replacing("timestamp with time zone", with: "timestamptz").replacing("tokenkeeper.", with: "")
-                .replacing(/::[a-z]+(\[\])?/, with: "")
+                .replacing(/::[a-z]+(\[\])?/, with: "").replacing(" DEFAULT ", with: "=")
         }
     }
 
@@ -415,29 +432,39 @@ private struct Catalog: Decodable {
     /// The objects of a role, without internal ones.
     func text(of role: String) -> String {
         objects.filter { object in
-            !object.isInternal
+            !object.isLeftOut
                 && Self.roles.first { one in object.grants.contains { $0.role == one } } == role
-        }.map { $0.result == nil ? relation($0) : function($0, of: role) }.joined()
+        }.map { $0.result == nil ? relation($0, of: role) : function($0, of: role) }.joined()
     }
 
-    /// Columns that stand together and have no comment share a line.
-    private func relation(_ object: Object) -> String {
-        var lines: [String] = []
-        var bare: [String] = []
-        for column in object.columns where !column.isInternal {
-            let cell = "`\(column.name)` \(column.type)\(column.value.map { " = `\($0)`" } ?? "")"
-            guard let comment = column.comment else {
-                bare.append(cell)
-                continue
-            }
-            if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
-            bare = []
-            lines.append("\(cell): \(comment)")
+    /// Columns that stand together and have no comment share a line. A default says something to those who insert.
+    private func relation(_ object: Object, of role: String) -> String {
+        let takesRows = object.grants.contains { grant in
+            grant.role != "daemon" && grant.rights.contains { $0.hasPrefix("INSERT") }
         }
-        if !bare.isEmpty { lines.append(bare.joined(separator: ", ")) }
+        var lines: [String] = []
+        var bare: [(names: String, type: String)] = []
+        for column in object.shownColumns {
+            let name = "`\(column.name)`"
+            let type = column.type + (takesRows ? column.value.map { " = `\($0)`" } ?? "" : "")
+            if let comment = column.comment {
+                if !bare.isEmpty { lines.append(Self.line(bare)) }
+                bare = []
+                lines.append("\(name) \(type): \(comment)")
+            } else if let last = bare.last, last.type == type {
+                bare[bare.count - 1].names += ", " + name
+            } else {
+                bare.append((names: name, type: type))
+            }
+        }
+        if !bare.isEmpty { lines.append(Self.line(bare)) }
         let list = lines.map { "- \($0)\n" }.joined()
-        return "### \(object.name)\n\n\(object.kind.capitalized). \(object.comment ?? "")\n\n\(list)\n"
-            + "\(rights(object))\n\n"
+        return "### \(object.name)\n\n\(object.comment ?? "")\n\n\(list)\n" + rights(object, of: role)
+    }
+
+    /// Neighbors of one type name it once.
+    private static func line(_ columns: [(names: String, type: String)]) -> String {
+        columns.map { "\($0.names) \($0.type)" }.joined(separator: "; ")
     }
 
     private func function(_ object: Object, of role: String) -> String {
@@ -449,23 +476,34 @@ private struct Catalog: Decodable {
             + "`\(object.result ?? "")`\(also)\n\n\(object.comment ?? "")\n\n"
     }
 
-    /// Roles with the same rights together, without the daemon.
-    private func rights(_ object: Object) -> String {
+    /// Roles with the same rights together, without the daemon. What the page says of all that readers may read is left out.
+    private func rights(_ object: Object, of role: String) -> String {
         var groups: [(roles: [String], rights: String)] = []
         for one in Self.roles where one != "daemon" {
             guard let grant = object.grants.first(where: { $0.role == one }) else { continue }
+            var rights = grant.rights.map { short($0, of: object) }
+            if role == "reader" && ["reader", "operator"].contains(one) { rights.removeAll { $0 == "SELECT" } }
             // Which columns an exporter may read, grants.sql says.
-            let rights =
-                one == "monitor" && grant.rights.contains { $0.contains(" of ") }
-                ? "SELECT of some columns" : grant.rights.joined(separator: ", ")
-            if let same = groups.firstIndex(where: { $0.rights == rights }) {
+            if one == "monitor" && grant.rights.contains(where: { $0.contains(" of ") }) { rights = ["some columns"] }
+            let text = rights.joined(separator: ", ")
+            if text.isEmpty { continue }
+            if let same = groups.firstIndex(where: { $0.rights == text }) {
                 groups[same].roles.append(one)
             } else {
-                groups.append(([one], rights))
+                groups.append(([one], text))
             }
         }
         let texts = groups.map { "\($0.roles.joined(separator: ", ")) (\($0.rights))" }
-        return "Roles: \(texts.joined(separator: "; "))."
+        return texts.isEmpty ? "" : "\(role == "reader" ? "Also" : "Roles"): \(texts.joined(separator: "; ")).\n\n"
+    }
+
+    /// A right without the columns if they are all that the page shows, and with the others if those are fewer.
+    private func short(_ right: String, of object: Object) -> String {
+        let granted = Set(Object.columns(of: right))
+        let others = object.shownColumns.map(\.name).filter { !granted.contains($0) }
+        guard let verb = right.components(separatedBy: " of ").first, !granted.isEmpty else { return right }
+        if others.isEmpty { return verb }
+        return others.count + 2 < granted.count ? "\(verb) of all but \(others.joined(separator: ", "))" : right
     }
 
     private static let query = """
@@ -492,8 +530,8 @@ private struct Catalog: Decodable {
         ), grants AS (
             SELECT oid, json_agg(json_build_object('role', name, 'rights', words) ORDER BY name) AS list FROM rights GROUP BY oid
         ), object AS (
-            SELECT c.relname::text AS name, CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END AS kind,
-                   obj_description(c.oid, 'pg_class') AS comment, NULL AS result, NULL AS arguments, g.list AS grants, (
+            SELECT c.relname::text AS name, obj_description(c.oid, 'pg_class') AS comment, NULL AS result, NULL AS arguments,
+                   g.list AS grants, (
                        SELECT json_agg(json_build_object(
                            'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
                            'value', CASE WHEN a.attidentity <> '' THEN 'identity' WHEN a.attgenerated <> '' THEN 'generated'
@@ -504,7 +542,7 @@ private struct Catalog: Decodable {
                    ) AS columns
             FROM relation AS c JOIN grants AS g USING (oid)
             UNION ALL
-            SELECT p.proname, 'function', obj_description(p.oid, 'pg_proc'), pg_get_function_result(p.oid),
+            SELECT p.proname, obj_description(p.oid, 'pg_proc'), pg_get_function_result(p.oid),
                    pg_get_function_arguments(p.oid), g.list, coalesce((
                        SELECT json_agg(json_build_object(
                            'name', p.proargnames[n], 'type', format_type(p.proargtypes[n - 1], NULL),
@@ -513,7 +551,7 @@ private struct Catalog: Decodable {
                    ), '[]')
             FROM pg_proc AS p JOIN grants AS g USING (oid)
         )
-        SELECT json_agg(json_build_object('name', name, 'kind', kind, 'comment', comment, 'columns', columns, 'result', result,
+        SELECT json_agg(json_build_object('name', name, 'comment', comment, 'columns', columns, 'result', result,
                                           'arguments', arguments, 'grants', grants) ORDER BY result IS NOT NULL, name COLLATE "C", columns::text COLLATE "C")::text
         FROM object
         """

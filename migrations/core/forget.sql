@@ -579,10 +579,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget(text) IS
-    'A person''s right to erasure: deletes what is stored about a device token, in every topic and environment: in the ledger, history, campaigns, and '
-    'held and rejected results and registrations. Returns how many rows. Daemons drop what is queued when they read it, and after ten minutes delete what '
-    'open transactions wrote. Other tokens of the device lose tags that they share with it (same tags, same instant). Raises 22023 for a token that cannot be '
-    'read; 55P03 if it cannot lock a token within ten seconds; 25001 unless READ COMMITTED.';
+    'Deletes, for a person''s right to erasure, what is stored about a device token in every topic and environment; returns how many rows. Daemons drop '
+    'what is queued when they read it, and after ten minutes delete what open transactions wrote. Other tokens of the device lose tags that they share '
+    'with it (same tags, same instant). Raises 25001; 22023 for a token that cannot be read; 55P03 if it cannot lock a token within ten seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_device(device_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -601,9 +600,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_device(text) IS
-    'Deletes, as forget does, each token of the device with this device_id, and its history; returns how many rows. Cancels campaigns to this device alone, '
-    'and erases their content, name and idempotency_key; requests in flight end. Raises 22023 for a device_id that is null, empty or names no device; 55P03 '
-    'and 25001 as forget.';
+    'As forget, for each token of a device. Cancels campaigns to this device alone, and erases their content, name and idempotency_key. Raises 22023 for '
+    'a device_id that names no device; 55P03 and 25001 as forget.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.forget_user(user_id text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -622,6 +620,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.forget_user(text) IS
-    'Deletes, as forget does, each token and each event of the user with this user_id; returns how many rows. Cancels campaigns to this user alone, as '
-    'forget_device does. Tokens that now belong to another user, or to none, stay, without the tags that they share with a deleted token of their device. '
-    'Raises 22023 for a user_id that is not 1 to 512 bytes; 55P03 and 25001 as forget.';
+    'As forget, for each token and each event of a user. Cancels campaigns to this user alone, as forget_device does. Tokens that now belong to another '
+    'user, or to none, stay, without the tags that they share with a deleted token of their device. Raises 22023 for a user_id that is not 1 to 512 '
+    'bytes; 55P03 and 25001 as forget.';

@@ -29,9 +29,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
-    'The gate, for one token, in any form that parse_token reads: false if it is suppressed, or, with a NOTICE, if it cannot be read. An unknown token is '
-    'sendable. If the topic''s gate only observes, true for each token that can be read. Raises 55000 for a topic that has moved, and no other error. Works on '
-    'a standby.';
+    'The gate, for one token: false if it is suppressed, or, with a NOTICE, if it cannot be read. An unknown token is sendable. If the topic''s gate only '
+    'observes, true for each token that can be read. Raises only 55000. Works on a standby.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -58,5 +57,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sendable(text[], text, text) IS
-    'The gate, for many tokens: returns the sendable ones, as is_sendable decides, in the order and spelling given, with duplicates. A NOTICE counts those '
-    'that cannot be read. Raises 55000 for a topic that has moved, and no other error. Works on a standby.';
+    'The gate, for many tokens: returns the sendable ones, as is_sendable decides, in the order and spelling given, with duplicates. A NOTICE counts '
+    'those that cannot be read. Raises only 55000. Works on a standby.';

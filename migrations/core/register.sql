@@ -202,13 +202,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(text, text, text, timestamptz, text, text[], text) IS
-    'Records a registration of a token, in any form that parse_token reads, in the caller''s transaction; returns whether the token is sendable now. Call it '
-    'at each launch of the app: a registration outranks earlier 410s, also those that arrive later. registered_at: a future instant counts as now. device_id: supersedes the device''s '
-    'tokens of this topic that were registered earlier, except for Live Activities and controls; its new token takes over the tags. user_id: who uses the '
-    'token. Null device_id, user_id or tags keep the current value, empty ones clear it. If another session holds a token of the device, a daemon supersedes '
-    'it within seconds. Raises 22023 for a token that cannot be read, an unknown environment, a topic that is not 1 to 512 visible ASCII characters or is a device '
-    'token, an infinite instant, a device_id or user_id over 512 bytes, a tag that is null, empty or over 512 bytes, over 1000 tags, or an array of several '
-    'dimensions; 55000 for a topic that has moved.';
+    'Records a registration, in the caller''s transaction; returns whether the token is sendable now. Call it at each launch of the app: a registration '
+    'outranks earlier 410s, also those that arrive later. registered_at: a future instant counts as now. device_id: supersedes the device''s tokens of '
+    'this topic that were registered earlier, except for Live Activities and controls; its new token takes over the tags. Null device_id, user_id or tags '
+    'keep the current value, empty ones clear it. Raises 55000, and 22023 for a token that cannot be read, an unknown environment, a topic that is not 1 '
+    'to 512 visible ASCII characters or is a device token, an infinite instant, a device_id, user_id or tag over 512 bytes, a null or empty tag, over '
+    '1000 tags, or an array of several dimensions.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.register(registrations tokenkeeper.new_registration[]) RETURNS boolean[]
 LANGUAGE plpgsql SECURITY DEFINER
@@ -271,9 +270,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.register(tokenkeeper.new_registration[]) IS
-    'Records up to 1000 registrations and logouts, in the caller''s transaction, as register and unregister do. Returns '
-    'whether each token is sendable now, in the order given. Two calls never deadlock with each other. Raises 22023 for over 1000 elements, or for the first '
-    'element that register refuses, with its position from 1, and then records nothing; 55000 for a topic that has moved.';
+    'Records up to 1000 registrations and logouts, as register and unregister do. Returns whether each token is sendable now, in the order given. Raises '
+    '55000; 22023 for over 1000 elements, or for the first one that register refuses, with its position. Then it records nothing.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unregister(
     token text DEFAULT NULL,
@@ -345,5 +343,4 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.unregister(text, text, text, timestamptz, text) IS
     'Records a logout, in the caller''s transaction: the token is suppressed until a later registration. With a user_id, only if the token is not another '
     'user''s by now. Without a token, logs out each token of the user: in the topic given, or in all topics and environments. Returns how many tokens. '
-    'Raises 22023 for a token, topic, environment or instant that register refuses, or a user_id that is empty or over 512 bytes; 55000 for a topic that has '
-    'moved.';
+    'Raises 55000, and 22023 for what register refuses, or an empty user_id.';

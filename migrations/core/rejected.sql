@@ -22,8 +22,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.requeue_rejected_results(bigint[]) IS
-    'Puts rejected results back into the queue, by rejected_id (null: all); returns how many. Fix them before, by UPDATE. They keep their first queued_at. '
-    'If one is rejected again, attempts counts it.';
+    'Puts rejected results back into the queue, by rejected_id (null: all); returns how many. Fix them before, by UPDATE. They keep their first queued_at.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.requeue_rejected_registrations(ids bigint[] DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER

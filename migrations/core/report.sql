@@ -49,11 +49,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.report(text, text, text, text, anycompatible, timestamptz, text, text, text) IS
-    'Reports a response of APNs, in the caller''s transaction: queues a result with its body, or else with one made of reason and apns_timestamp. token: in '
-    'any form that parse_token reads. '
-    'apns_timestamp: milliseconds since 1970, as APNs sends them, as text or any number; or an instant, in UTC if it has no time zone. sent_at: when the '
-    'request was started. Null means the default. No argument raises an error: a result that cannot be understood is rejected, and a 410 without a readable '
-    'timestamp makes its token suspect. A NOTICE says if the token cannot be read.';
+    'Queues a response of APNs, in the caller''s transaction, with its body, or else with one made of reason and apns_timestamp. status: a text or a '
+    'number. apns_timestamp: milliseconds since 1970, as APNs sends them, as text or any number; or an instant, in UTC if it has no time zone. sent_at: '
+    'when the request was started. Null means the default. No argument raises an error: a result that cannot be understood is rejected, and a 410 without '
+    'a readable timestamp makes its token suspect. A NOTICE says if the token cannot be read.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.report(
     topic text,

@@ -137,8 +137,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) IS
-    'Adds and removes tags, in the caller''s transaction, of a token, of a device''s current token, or of each current token of a user: give exactly '
-    'one. Returns how many registered tokens that concerns; with 0, nothing is remembered. A tag both added and removed is removed. The new tags count from '
-    'now, as those of a registration do, and pass to the device''s next token. A changed token gets the event tagged. Raises 22023 for a token, topic, '
-    'environment, device_id, user_id or tag that register refuses, an empty device_id or user_id, an array of over 1000 elements, over 1000 tags of a token, '
-    'and a device_id that is a constant; 55000 for a topic that has moved.';
+    'Adds and removes tags, in the caller''s transaction, of a token, of a device''s current token, or of each current token of a user: give exactly one. '
+    'Returns how many registered tokens that concerns; with 0, nothing is remembered. A tag both added and removed is removed. The tags count from now, '
+    'and pass to the device''s next token. Raises 55000, and 22023 for what register refuses, an empty device_id or user_id, a device_id that names no '
+    'device, an array of over 1000 elements, or over 1000 tags of a token.';

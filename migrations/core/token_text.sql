@@ -36,7 +36,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.token_fault(text, boolean) IS
-    'Why parse_token cannot read a token, and what was expected; null if it can. Shows at most its first 8 characters. Never raises an error.';
+    'Why parse_token cannot read a token; null if it can. Shows at most its first 8 characters.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unreadable(tokens text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

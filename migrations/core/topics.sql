@@ -140,8 +140,8 @@ AS $$
     ORDER BY d.edits, k.topic LIMIT 1
 $$;
 COMMENT ON FUNCTION tokenkeeper.resembled_topic(text, text, boolean) IS
-    'The known topic of an environment that another one resembles most: at most a fifth of its letters differs, without regard to case. Null if none does. '
-    'is_registered: only one with registrations. Compares 300 topics of about its length.';
+    'Internal: the known topic of an environment that another one resembles most: at most a fifth of its letters differs, without regard to case. Null if '
+    'none does. is_registered: only one with registrations. Compares 300 topics of about its length.';
 
 -- Whoever calls these raises the fault: each function in between would be three more lines of CONTEXT for the caller.
 CREATE OR REPLACE FUNCTION tokenkeeper.find_topic(topic text, environment text, OUT topic_id integer, OUT fault text, OUT hint text)

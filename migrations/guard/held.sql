@@ -50,9 +50,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.release_held(text, text, text) IS
-    'Lets the held results and logouts of a topic count; returns how many. They return to their queue, a daemon records them within seconds, and the guard '
-    'resets. cause: suspect, stale or unregistered_by_app; null: all. The drains wait until the transaction ends, so commit at once. Raises 22023 for an '
-    'unknown topic or cause; 25001 unless READ COMMITTED; 55P03 if it cannot lock out the drains within ten seconds.';
+    'Lets the held results and logouts of a topic count; returns how many. A daemon records them within seconds, and the guard resets. cause: suspect, '
+    'stale or unregistered_by_app; null: all. The drains wait until the transaction ends, so commit at once. Raises 25001; 22023 for an unknown topic or '
+    'cause; 55P03 if it cannot lock out the drains within ten seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.discard_held(topic text, environment text DEFAULT 'production', cause text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -81,4 +81,4 @@ END
 $$;
 COMMENT ON FUNCTION tokenkeeper.discard_held(text, text, text) IS
     'Deletes the held results and logouts of a topic, which then never count; returns how many. cause: as for release_held. What was recorded before the '
-    'guard tripped stays: see reinstate. Raises 22023 for an unknown topic or cause; 25001 unless READ COMMITTED.';
+    'guard tripped stays: see reinstate. Raises 25001, and 22023 for an unknown topic or cause.';

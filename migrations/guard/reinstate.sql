@@ -92,11 +92,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.reinstate(text, text, timestamptz, timestamptz, text) IS
-    'Undoes what was received about a topic from since to until (ends included; a future until is now), for a cause: suspect, stale, or unregistered_by_app '
-    'for logouts from a source. It never counts, whenever a daemon records it; what arrives later counts, also if APNs repeats a 410. This cannot be taken '
-    'back. Returns how many recorded results it affects: daemons undo these in short transactions, and until then their tokens stay suppressed (see the '
-    'view reinstatement). The drains wait until the transaction ends, so commit at once. Raises 22023 for an unknown topic or cause or an invalid window; '
-    '25001 unless READ COMMITTED; 55P03 if it cannot lock out the drains within ten seconds.';
+    'Undoes what was received about a topic from since to until (ends included; a future until is now), for a cause: suspect, stale, or '
+    'unregistered_by_app for logouts from a source. It never counts, whenever a daemon records it; what arrives later counts, also if APNs repeats a 410. '
+    'This cannot be taken back. Returns how many recorded results it affects: daemons undo these, and until then their tokens stay suppressed (see the '
+    'view reinstatement). The drains wait until the transaction ends, so commit at once. Raises 25001; 22023 for an unknown topic or cause or an invalid '
+    'window; 55P03 if it cannot lock out the drains within ten seconds.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.end_undo(undo tokenkeeper.exclusion, is_waiting boolean) RETURNS void
 LANGUAGE plpgsql
@@ -339,8 +339,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.would_reinstate(text, text, timestamptz, timestamptz, text) IS
-    'How many tokens reinstate would make sendable with these arguments. Changes and locks nothing. Raises 22023 for an unknown topic or cause; 25001 unless '
-    'READ COMMITTED.';
+    'How many tokens reinstate would make sendable with these arguments. Changes and locks nothing. Raises 25001, and 22023 for an unknown topic or cause.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.pruned_since(topic text, environment text, since timestamptz, until timestamptz, cause text) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER

@@ -123,8 +123,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
-    'How many tokens enqueue would address now with the same audience. Counts them, which takes seconds for millions. Raises 22023 for an unknown topic, '
-    'none or several audiences, an invalid tag expression, or a token that cannot be read; 25001 unless READ COMMITTED.';
+    'How many tokens enqueue would address now with the same audience. Takes seconds for millions. Raises 25001, and 22023 for a topic or an audience '
+    'that enqueue refuses.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
 LANGUAGE plpgsql

@@ -71,7 +71,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.sending_fault(text, text) IS
-    'Why no running daemon can send to a topic: none sends at all, or none has a credential for it. Null if one can.';
+    'Internal: why no running daemon can send to a topic: none sends at all, or none has a credential for it. Null if one can.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.unknown_tags(of_topic integer, expression text) RETURNS SETOF text
 LANGUAGE plpgsql STABLE
@@ -300,15 +300,13 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.enqueue(json, text, text, text, text, integer, timestamptz, text, timestamptz, text, text, text[], boolean, text, text, integer, boolean) IS
     'Creates a campaign: one notification to the sendable tokens of an audience. Returns its campaign_id. Give exactly one audience: tags (an expression, '
     'such as follows_RedSox && !muted: see tag_query), device_id, user_id, tokens (a long list goes into campaign_token), or everyone => true. payload, '
-    'push_type, priority, expiration, collapse_id, scheduled_at: as in send_request. max_per_second: 1 to 1000000, by all daemons together; null for no '
-    'limit. The daemons address the audience after COMMIT, and send. After expiration no more tokens are addressed, unsent requests fail, and the campaign '
-    'ends. The campaign and its idempotency_key belong to the login role (session_user). The same key with the same content, including the list in '
-    'campaign_token, returns the same campaign_id while the campaign is kept. A NOTICE says if no running daemon has a credential for the topic. Raises '
+    'push_type, priority, expiration, collapse_id, scheduled_at: as in send_request. max_per_second: 1 to 1000000, by all daemons together. The daemons '
+    'address the audience after COMMIT, and send. After expiration no more tokens are addressed, unsent requests fail, and the campaign ends. The '
+    'campaign and its idempotency_key belong to the login role (session_user). The same key with the same content, including the list in campaign_token, '
+    'returns the same campaign_id while the campaign is kept. A NOTICE says if no running daemon has a credential for the topic. Raises 25001 and 55000; '
     '22023 for what APNs would refuse, an expiration that has passed or is not later than scheduled_at, an unknown topic, none or several audiences, an '
-    'invalid tag expression, tokens that cannot be read (how many, and why the first), an audience that needs confirm => true (see '
-    'topic_policy.confirm_share), arguments over '
-    '16 MiB together, or a key used with other content; 25001 unless READ COMMITTED; 55000 for a topic that has moved; 23505 if another transaction has just '
-    'used the key or the id: repeat the call.';
+    'invalid tag expression, tokens that cannot be read, an audience that needs confirm => true (see topic_policy.confirm_share), arguments over 16 MiB '
+    'together, or a key used with other content; 23505 if another transaction has just used the key or the id: repeat the call.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.check_campaign_token() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER
@@ -470,8 +468,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.pause_campaign(bigint) IS
-    'Pauses a campaign until resume_campaign, within a second after COMMIT; requests in flight end, and if none is left then, so does the campaign. Returns '
-    'false if it is paused already, or has ended. Raises 22023 for an unknown campaign; 42501 for that of another role; 25001 unless READ COMMITTED.';
+    'Pauses a campaign until resume_campaign, within a second after COMMIT; requests in flight end. Returns false if it is paused already, or has ended. '
+    'Raises 25001; 22023 for an unknown campaign; 42501 for that of another login.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.resume_campaign(campaign_id bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -611,8 +609,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.cancel_campaign(bigint) IS
-    'Cancels a campaign for good, within a second after COMMIT; requests in flight end, and of very many waiting ones the daemons end the rest. Returns '
-    'false if it is cancelled already, or has ended. Raises 22023, 42501 and 25001 as pause_campaign.';
+    'Cancels a campaign for good, within a second after COMMIT; requests in flight end. Returns false if it is cancelled already, or has ended. Raises '
+    '22023, 42501 and 25001 as pause_campaign.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.delivery(apns_id uuid, OUT campaign_id bigint, OUT state text, OUT at timestamptz, OUT message text)
 RETURNS SETOF record
@@ -659,5 +657,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.delivery(uuid) IS
-    'What became of a campaign''s request, by its apns-id: its final outcome and when that was recorded, or waiting, and until when if it is retried. No '
-    'row for another apns-id, for a campaign that the sweep has deleted, and, to a sender, for that of another login.';
+    'What became of a campaign''s request: its final outcome and when that was recorded, or waiting, and until when if it is retried. No row for an '
+    'unknown apns-id, a campaign that the sweep has deleted and, to a sender, one of another login.';

@@ -110,7 +110,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_query(text) IS
-    'A tag expression as in Azure Notification Hubs, to compare with tag_vector: follows_RedSox && !muted, (a || b) && c. ! precedes &&, which precedes ||. '
-    'A tag has letters, digits, and the characters _ @ # . : -; write any other in double quotes, with "" for a double quote. Beyond ASCII, only what looks '
-    'like a blank, a quotation mark or an operator needs them. Case matters. Null for null. Raises 22023, with the position in characters from 1, for an '
-    'invalid expression, a tag over 512 bytes, over 1000 tags, over 100 nested parentheses, or an expression over 65536 bytes.';
+    'A tag expression as in Azure Notification Hubs, to compare with tag_vector: follows_RedSox && !muted, (a || b) && c. ! precedes &&, which precedes '
+    '||. Case matters. A tag has letters, digits, and the characters _ @ # . : -; write any other in double quotes, with "" for a double quote. Beyond '
+    'ASCII, only what looks like a blank, a quotation mark or an operator needs them. Raises 22023 for an invalid expression, with the position, a tag '
+    'over 512 bytes, over 1000 tags, over 100 nested parentheses, or over 65536 bytes.';

@@ -22,17 +22,14 @@ WHERE pg_catalog.pg_has_role(c.relowner, 'MEMBER')
               WHERE (o.rolname IN ('tokenkeeper_operator', 'tokenkeeper_reader', 'tokenkeeper_daemon')
                      OR o.oid = (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'tokenkeeper'))
                 AND pg_catalog.pg_has_role(o.oid, 'MEMBER'));
-COMMENT ON VIEW tokenkeeper.attachment IS
-    'The attached tables, and whether their changes arrive. An application sees the tables of its roles; operators, readers and the daemon see all.';
-COMMENT ON COLUMN tokenkeeper.attachment.triggers IS
-    'enabled: they fire, except for logical replication (session_replication_role = replica); always: for that, too; or disabled, missing, or dropped with '
-    'the table.';
-COMMENT ON COLUMN tokenkeeper.attachment.fault IS 'Why the table''s changes do not arrive, as the daemon last saw it; null if they do.';
+COMMENT ON VIEW tokenkeeper.attachment IS 'The attached tables, and whether their changes arrive. An application sees the tables of its roles.';
+COMMENT ON COLUMN tokenkeeper.attachment.triggers IS 'enabled; always (also for logical replication); disabled; missing; or dropped with the table.';
+COMMENT ON COLUMN tokenkeeper.attachment.fault IS 'Why changes do not arrive, as a daemon last saw it; null if they do.';
 COMMENT ON COLUMN tokenkeeper.attachment.failures IS
-    'How many changes its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
-COMMENT ON COLUMN tokenkeeper.attachment.failure IS 'SQLSTATE of the last such change, at failed_at, and the name of the constraint, if any.';
-COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last finished; null if none has.';
-COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'How many tokens then differed between the table and the ledger.';
+    'Changes that its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
+COMMENT ON COLUMN tokenkeeper.attachment.failure IS 'SQLSTATE of the last one, and the name of the constraint, if any.';
+COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last finished.';
+COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'Tokens that then differed between the table and the ledger.';
 
 CREATE OR REPLACE VIEW tokenkeeper.own_attachment_failure WITH (security_barrier) AS
 SELECT f.source_id, f.state, f.constraint_name

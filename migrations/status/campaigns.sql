@@ -26,32 +26,24 @@ CROSS JOIN LATERAL (
     SELECT round((e.recent / greatest(least(extract(epoch FROM clock_timestamp() - c.started_at), 10), 1))::numeric, 1) AS per_second) AS r
 -- A sender sees its own. Whoever may read the table sees all.
 WHERE c.created_by = tokenkeeper.caller() OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT');
-COMMENT ON VIEW tokenkeeper.campaign_progress IS
-    'One row per campaign; to a sender, only its own. addressed is always the sum of waiting, accepted, stale, suspect, suppressed, failed, cancelled and '
-    'forgotten.';
+COMMENT ON VIEW tokenkeeper.campaign_progress IS 'One row per campaign; a sender sees its own. addressed is the sum of the next eight columns.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.state IS 'waiting (for scheduled_at, or for a daemon), running, paused, cancelled or ended.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS
-    'How many tokens got a request so far; not those suppressed when the daemon addressed the audience.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Requests that have not ended: unsent, in flight, or to be retried.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'Accepted by APNs, which does not prove that a device showed them.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded with 410: the token is no longer valid.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.addressed IS 'Tokens that got a request so far; suppressed tokens get none.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.waiting IS 'Unsent, in flight, or to be retried.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.accepted IS 'By APNs, which does not prove that a device showed them.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.stale IS 'APNs responded with 410.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.suspect IS 'APNs rejected the token for another reason, such as BadDeviceToken.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'Refused by the gate or a limit after they were addressed: see suppressed_send.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'Could not be sent (see failed_send), or expired before.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.cancelled IS 'Addressed, and not sent because of cancel_campaign.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Erased by forget, forget_device or forget_user before they ended.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'How many ended per second, in the last ten seconds; null once all have ended.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS
-    'When it ends at the rate of per_second; null unless it is running. A guess until the whole audience is addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.ended_at IS 'When its last request ended; null before.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS
-    'The login role (session_user) that called enqueue. It sees the campaign, and may pause, resume and cancel it, and set its rate.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'How many requests per second all daemons together send; null for no limit.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.suppressed IS 'Refused by the gate or a limit: see suppressed_send.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.failed IS 'Could not be sent (see failed_send), or expired.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.forgotten IS 'Erased by forget, forget_device or forget_user.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.per_second IS 'Requests that ended per second, in the last ten seconds; null once all have ended.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.expected_end IS 'At the rate of per_second; null unless it is running. A guess until is_addressed.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.created_by IS 'The login role (session_user) that called enqueue. It sees and controls the campaign.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.max_per_second IS 'Limit for all daemons together, without retries; null for none.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.expected IS
-    'How many tokens the audience has: of a list, all; of others, null before the start, then the number found (a device, a user, a small audience) or the '
-    'planner''s estimate.';
+    'Size of the audience. Of a list, all its tokens; otherwise null before the start, then the number found or, for a large audience, an estimate.';
 COMMENT ON COLUMN tokenkeeper.campaign_progress.audience IS 'everyone; tokens; or tags, device or user, with the expression or identifier.';
-COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'True once the whole audience is addressed; stays false if expiration passes before.';
+COMMENT ON COLUMN tokenkeeper.campaign_progress.is_addressed IS 'Whether the whole audience is addressed. Stays false if expiration passes before.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.campaigns_of(caller text) RETURNS SETOF tokenkeeper.campaign_progress
 LANGUAGE plpgsql

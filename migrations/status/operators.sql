@@ -9,15 +9,13 @@ COMMENT ON VIEW tokenkeeper.topic_policy IS
     'One row per topic and environment. Change it by UPDATE, which warns if it matches no topic, or by INSERT for a new one. Takes effect at once in the gate, and in the daemons with '
     'the next batch or sweep. Null means the default: enforce for the gate, otherwise the setting named here.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.gate IS
-    'enforce; or observe: the gate returns true for each well-formed token, sendable_token has all registered tokens, suppressed_token none, and '
-    'token.sendable shows what the gate would refuse.';
+    'enforce; or observe: the gate passes each token that can be read, and token.sendable shows what it would refuse.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.suppressed_retention IS
     'How long a suppressed token is kept after the ledger learned of it: 1 hour to 3650 days; default sweep.suppressed_retention.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.dormant_after IS
     'Prune tokens that were not registered again for this long: 1 day to 3650 days, 0 for never; default sweep.dormant_after.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_allowance IS
-    'How many tokens a cause may suppress within a day whatever their share: suspects, logouts from a source, and with guard.hold_stale_share 410s; default '
-    'guard.allowance.';
+    'How many tokens a cause may suppress within a day whatever their share; default guard.allowance.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.guard_max_share IS
     'The share of the active tokens beyond which suspects, or logouts from a source, of a day are held: 0.005 is 0.5 percent, 1 turns the guard off; default '
     'guard.max_share.';
@@ -26,11 +24,11 @@ COMMENT ON COLUMN tokenkeeper.topic_policy.prune_allowance IS
 COMMENT ON COLUMN tokenkeeper.topic_policy.prune_max_share IS
     'The share of the topic''s tokens beyond which a sweep refuses to prune: 0.1 is 10 percent, 1 is no limit; default sweep.max_prune_share.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.background_per_hour IS
-    'How many background pushes a device may get within an hour, 0 for no limit; default send.background_per_hour.';
+    'Background pushes to a device within an hour, 0 for no limit; default send.background_per_hour.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.max_per_second IS
-    'How many requests of the topic all daemons together send per second, campaigns and single requests; default no limit.';
+    'Requests per second by all daemons together, campaigns and single requests; default no limit.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.alerts_per_day IS
-    'How many alerts a device may get within a day (UTC), from campaigns and single requests; more go to suppressed_send. 0 or null: no limit.';
+    'Alerts to a device within a day (UTC), from campaigns and single requests; more go to suppressed_send. 0 or null: no limit.';
 COMMENT ON COLUMN tokenkeeper.topic_policy.confirm_share IS
     'The share of the active tokens beyond which, and beyond 50 tokens, enqueue needs confirm => true: 0.5 is 50 percent, 1 is never; default never.';
 
@@ -44,14 +42,13 @@ FULL JOIN (
     WHERE s.hour > now() - interval '24:00' GROUP BY 1, 2 HAVING sum(s.tokens) > 0) AS c USING (topic_id, cause)
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.guard IS
-    'The guard by topic and cause: what the cause suppressed within the last day, whether the guard has tripped and holds what follows, and the command that '
-    'undoes what was recorded before.';
+    'The mass-failure guard by topic and cause: whether it has tripped and holds what follows, and the command that undoes what was recorded before.';
 COMMENT ON COLUMN tokenkeeper.guard.tokens IS
     'Tokens that the cause newly suppressed within the last 24 hours; of a tripped guard, those that it had suppressed or would have when it tripped.';
 COMMENT ON COLUMN tokenkeeper.guard.active IS 'The active tokens of the topic when it tripped.';
-COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many could be suppressed within a day when it tripped.';
+COMMENT ON COLUMN tokenkeeper.guard.max_tokens IS 'How many could then be suppressed within a day.';
 COMMENT ON COLUMN tokenkeeper.guard.undo_since IS
-    'When the first of what tripped it was received: where an undo should begin. Null once that is undone, up to after it tripped.';
+    'Where an undo should begin: when the first of what tripped it was received. Null once that is undone.';
 COMMENT ON COLUMN tokenkeeper.guard.cause IS 'suspect; unregistered_by_app: logouts from a source; or stale: 410s, only with guard.hold_stale_share.';
 
 CREATE OR REPLACE VIEW tokenkeeper.held AS
@@ -71,9 +68,9 @@ SELECT t.environment, t.topic, e.since, e.until, e.at, e.done_by, e.exclusion_id
 FROM tokenkeeper.exclusion AS e JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.reinstatement IS
     'The windows given to reinstate. The daemons, or `tokenkeeperd reinstate`, undo what was recorded before; until then the tokens stay suppressed.';
-COMMENT ON COLUMN tokenkeeper.reinstatement.finished_at IS 'When all of it was undone; null while the undo goes on.';
-COMMENT ON COLUMN tokenkeeper.reinstatement.tokens IS 'How many tokens it has made sendable so far.';
-COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Results that are still to be undone, counted up to 10000.';
+COMMENT ON COLUMN tokenkeeper.reinstatement.finished_at IS 'When all of it was undone.';
+COMMENT ON COLUMN tokenkeeper.reinstatement.tokens IS 'Tokens made sendable so far.';
+COMMENT ON COLUMN tokenkeeper.reinstatement.remaining IS 'Results still to be undone, counted up to 10000.';
 COMMENT ON COLUMN tokenkeeper.reinstatement.cause IS
     'suspect, stale (410s), or unregistered_by_app: logouts from a source.';
 
@@ -130,19 +127,15 @@ COMMENT ON VIEW tokenkeeper.stale_share IS
     'counts once per day, in the hour in which its 410 was queued. Never registered tokens do not count.';
 COMMENT ON COLUMN tokenkeeper.stale_share.period IS
     'hour: the current clock hour or the one before, whichever has more; day: the last 24 clock hours, with the current one.';
-COMMENT ON COLUMN tokenkeeper.stale_share.since IS 'When the period began.';
-COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'How many active tokens turned stale in it, without what was undone.';
-COMMENT ON COLUMN tokenkeeper.stale_share.active IS
-    'Active tokens when the period began: those active now, plus those of newly_stale that are stale now; at least newly_stale.';
-COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null if there is no active token.';
-COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS 'The highest share of such a period in the 14 days before, by today''s active tokens.';
-COMMENT ON COLUMN tokenkeeper.stale_share.history_days IS 'For how many days before the period the topic has been known, at most 14.';
+COMMENT ON COLUMN tokenkeeper.stale_share.newly_stale IS 'Active tokens that turned stale in it, without what was undone.';
+COMMENT ON COLUMN tokenkeeper.stale_share.active IS 'Active tokens when the period began.';
+COMMENT ON COLUMN tokenkeeper.stale_share.share IS 'newly_stale / active: 0.01 is 1 percent. Null without active tokens.';
+COMMENT ON COLUMN tokenkeeper.stale_share.usual_share IS 'The highest share of such a period in the 14 days before.';
+COMMENT ON COLUMN tokenkeeper.stale_share.history_days IS 'Days that the topic was known before the period, at most 14.';
 COMMENT ON COLUMN tokenkeeper.stale_share.is_wave IS
-    'True for more than 50 tokens, more than 1 percent of the active ones, and more than three times usual_share; with less than seven days of history, more '
-    'than 50 tokens and 5 percent.';
-COMMENT ON COLUMN tokenkeeper.stale_share.wave_since IS
-    'When the first 410 of the wave was received; null if no daemon has noticed one. They check every ten seconds.';
-COMMENT ON COLUMN tokenkeeper.stale_share.undo IS 'The command that undoes that wave.';
+    'True for more than 50 tokens, 1 percent of the active ones, and three times usual_share; with less than seven days of history, 50 tokens and 5 '
+    'percent.';
+COMMENT ON COLUMN tokenkeeper.stale_share.wave_since IS 'When the first 410 of the wave was received; null if no daemon has noticed one.';
 
 CREATE OR REPLACE VIEW tokenkeeper.campaign_wait WITH (security_barrier) AS
 -- Once for a topic, and not for each of 100,000 campaigns.
@@ -179,7 +172,5 @@ CROSS JOIN LATERAL (
 WHERE c.ended_at IS NULL AND c.state IN ('waiting', 'running', 'paused', 'cancelled') AND w.reason IS NOT NULL
   -- As campaign_progress.
   AND (c.created_by = tokenkeeper.caller() OR has_column_privilege('tokenkeeper.campaign', 'state', 'SELECT'));
-COMMENT ON VIEW tokenkeeper.campaign_wait IS 'Campaigns that have not ended and do not move, and why; to a sender, only its own.';
-COMMENT ON COLUMN tokenkeeper.campaign_wait.reason IS 'Why it does not move.';
+COMMENT ON VIEW tokenkeeper.campaign_wait IS 'Campaigns that have not ended and do not move; a sender sees its own.';
 COMMENT ON COLUMN tokenkeeper.campaign_wait.needs_help IS 'True if it is due and no running daemon can send it.';
-COMMENT ON COLUMN tokenkeeper.campaign_wait.due_at IS 'When it was, or is, to begin.';

@@ -555,52 +555,41 @@ SELECT s.queue_depth, s.queue_depth_estimated, s.oldest_result_age, s.results_wa
        s.as_of, s.rejected_as_of, s.held_as_of, s.requests_as_of, s.failed_sends_as_of, s.rejected_registrations_as_of
 FROM tokenkeeper.read_status() AS s;
 COMMENT ON VIEW tokenkeeper.status IS
-    'One row: the state of the system. Most columns are null while another session has locked a table against reading; warnings then names it.';
+    'One row: the state of the system. Columns of registrations mean what those of results mean. Most columns are null while another session has locked a '
+    'table against reading; warnings then names it.';
 COMMENT ON COLUMN tokenkeeper.status.warnings IS 'What a person must attend to, the critical ones first; empty if all is well.';
 COMMENT ON COLUMN tokenkeeper.status.critical_warnings IS
-    'The warnings for which somebody must get up, as in the view critical_warning. With them `tokenkeeperd status --check` exits with 2, with others only with 1.';
-COMMENT ON COLUMN tokenkeeper.status.queue_depth IS 'Results that wait in the queue, as a daemon last saw it, or as it is if no daemon runs.';
-COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queues were in this state, and the rates were taken.';
+    'The warnings of critical_warning. With them `tokenkeeperd status --check` exits with 2, with others only with 1.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth IS 'Results in the queue, as a daemon last saw it, or now if none runs.';
+COMMENT ON COLUMN tokenkeeper.status.queue_as_of IS 'When the queues and the rates were read.';
 COMMENT ON COLUMN tokenkeeper.status.results_wait_because IS
-    'Why results wait: a lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
+    'A lock and who holds it, what PostgreSQL refuses, or that a daemon is draining them; null if none waits.';
 COMMENT ON COLUMN tokenkeeper.status.oldest_due_request_age IS
-    'How long the oldest due request has waited in send_request, also for a paused topic; null if there is none. For a large table: as of the last ten '
-    'minutes.';
-COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if queue_depth is an estimate, because the queue is large or locked.';
-COMMENT ON COLUMN tokenkeeper.status.oldest_result_age IS 'How long the oldest result has waited; null if there is none.';
+    'How long the oldest due request has waited in send_request, also for a paused topic. For a large table: as of the last ten minutes.';
+COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if the queue is large or locked.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
     'Rows of rejected_result, counted up to 10000. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.registration_queue_depth IS 'As queue_depth, for registrations and logouts.';
-COMMENT ON COLUMN tokenkeeper.status.registration_queue_estimated IS 'As queue_depth_estimated.';
-COMMENT ON COLUMN tokenkeeper.status.oldest_registration_age IS 'As oldest_result_age, for registrations.';
-COMMENT ON COLUMN tokenkeeper.status.registrations_wait_because IS 'As results_wait_because, for registrations.';
-COMMENT ON COLUMN tokenkeeper.status.rejected_registrations IS 'As rejected, for rejected_registration.';
-COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that are being sent, or wait for their time or for a daemon; not paused ones.';
+COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that have not ended and are not paused.';
 COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS 'As rejected, for held_result.';
-COMMENT ON COLUMN tokenkeeper.status.requests IS
-    'Requests that wait or are in flight: campaign_requests, and those of send_request that are of no campaign, counted up to 10000 as rejected is.';
-COMMENT ON COLUMN tokenkeeper.status.campaign_requests IS 'The requests of campaigns that were addressed and have not ended. Of those that are tried again, 10000 are counted.';
+COMMENT ON COLUMN tokenkeeper.status.requests IS 'Requests that wait or are in flight: campaign_requests and single ones, counted as rejected is.';
+COMMENT ON COLUMN tokenkeeper.status.campaign_requests IS 'Requests of campaigns that have not ended. Of those that are retried, 10000 are counted.';
 COMMENT ON COLUMN tokenkeeper.status.results_per_second IS
-    'Results that the running daemons recorded per second, between their last two heartbeats: some five seconds. Null if none runs.';
-COMMENT ON COLUMN tokenkeeper.status.registrations_per_second IS 'As results_per_second, for registrations and logouts that went through the queue.';
-COMMENT ON COLUMN tokenkeeper.status.requests_per_second IS 'As results_per_second, for requests to APNs that ended. Null if no running daemon sends.';
+    'Results that the running daemons recorded per second, over some five seconds. Null if none runs.';
+COMMENT ON COLUMN tokenkeeper.status.registrations_per_second IS 'Only those that went through the queue.';
+COMMENT ON COLUMN tokenkeeper.status.requests_per_second IS 'Requests to APNs that ended. Null if no running daemon sends.';
 COMMENT ON COLUMN tokenkeeper.status.as_of IS 'When everything was read that has no as_of of its own.';
-COMMENT ON COLUMN tokenkeeper.status.rejected_as_of IS 'When the rows were counted, as each column of this form.';
 COMMENT ON COLUMN tokenkeeper.status.failed_sends IS 'As rejected, for failed_send.';
-COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS
-    'When the first certificate of the running daemons expires; null if they use provider tokens, which do not expire.';
+COMMENT ON COLUMN tokenkeeper.status.credential_expires_at IS 'When the first certificate of the running daemons expires; provider tokens do not.';
 
 CREATE OR REPLACE VIEW tokenkeeper.critical_warning AS
 SELECT p.cause, p.environment, p.topic, p.warning
 FROM tokenkeeper.read_status() AS s CROSS JOIN LATERAL unnest(s.pages) WITH ORDINALITY AS p
 ORDER BY p.ordinality;
 COMMENT ON VIEW tokenkeeper.critical_warning IS
-    'What somebody has to get up for: a row for each critical warning of status. Prometheus pages for the same rows, in the same words.';
+    'What somebody has to get up for: a row for each critical warning of status. Prometheus pages for the same rows.';
 COMMENT ON COLUMN tokenkeeper.critical_warning.cause IS
     'no_daemon: none reports. results_refused, registrations_refused: PostgreSQL refuses what records them. results_wait, registrations_wait, requests_wait, '
     'campaign_waits: for five minutes, although they are due. crash_loop: daemons of one host have ended four times within 15 minutes without stopping in order. '
     'guard_tripped: the mass-failure guard holds results or logouts. topic_paused: a person has paused sending.';
-COMMENT ON COLUMN tokenkeeper.critical_warning.environment IS 'Of the topic; empty if the warning is about the whole database.';
-COMMENT ON COLUMN tokenkeeper.critical_warning.topic IS 'The topic that it is about; empty as above.';
-COMMENT ON COLUMN tokenkeeper.critical_warning.warning IS 'The words of status.';
+COMMENT ON COLUMN tokenkeeper.critical_warning.topic IS 'Empty, like environment, if the warning is about the whole database.';

@@ -20,11 +20,8 @@ COMMENT ON VIEW tokenkeeper.token IS
     'The ledger for people. To find one token: WHERE topic = ... AND environment = ... AND token_key = tokenkeeper.token_key(''...'').';
 COMMENT ON COLUMN tokenkeeper.token.state IS
     'active, or the cause of the suppression: stale (a 410), suspect, superseded, unregistered_by_app.';
-COMMENT ON COLUMN tokenkeeper.token.invalidated_at IS
-    'The greatest instant of a cause; null if there is none. Of an active token, it is earlier than registered_at.';
-COMMENT ON COLUMN tokenkeeper.token.token_key IS 'The key, to find one token.';
-COMMENT ON COLUMN tokenkeeper.token.cause IS 'The cause of invalidated_at, also of an active token; null if there is none.';
-COMMENT ON COLUMN tokenkeeper.token.user_id IS 'The user of the latest registration with a user_id; null if none named one, or it was cleared.';
+COMMENT ON COLUMN tokenkeeper.token.invalidated_at IS 'The latest instant of a cause. Of an active token, it is earlier than registered_at.';
+COMMENT ON COLUMN tokenkeeper.token.cause IS 'The cause of invalidated_at, also of an active token.';
 
 CREATE OR REPLACE VIEW tokenkeeper.sendable_token AS
 SELECT t.environment, t.topic, encode(l.token_key, 'hex') AS token, l.tags, l.device_id, l.registered_at, l.token_key, l.user_id
@@ -54,11 +51,10 @@ SELECT e.event_id, e.at, t.environment, t.topic, encode(e.token_key, 'hex') AS t
 FROM tokenkeeper.token_event_log AS e
 JOIN tokenkeeper.topic AS t USING (topic_id);
 COMMENT ON VIEW tokenkeeper.token_event IS
-    'The history: the transitions of tokens, with both instants before and after: registered (the first time only), invalidated, revived, superseded, '
-    'unregistered_by_app, late_feedback_ignored, pruned, reinstated, tagged (by the function tag), '
-    'user_changed (user_id is the new one). What changes nothing leaves no event.';
-COMMENT ON COLUMN tokenkeeper.token_event.user_id IS 'The user of the token at that moment.';
-COMMENT ON COLUMN tokenkeeper.token_event.source_id IS 'The registration_source that caused it; null for everything else.';
+    'The history of tokens, with both instants before and after. Events: registered (the first time only), invalidated, revived, superseded, '
+    'unregistered_by_app, late_feedback_ignored, pruned, reinstated, tagged (by the function tag), user_changed (user_id is the new one). What changes '
+    'nothing leaves no event.';
+COMMENT ON COLUMN tokenkeeper.token_event.source_id IS 'The registration_source that caused it, if any.';
 COMMENT ON COLUMN tokenkeeper.token_event.transaction_id IS
     'To follow the history, use it together with pg_snapshot_xmin(pg_current_snapshot()): event_id alone misses late commits. After a restore from a dump, '
     'the first sweep gives restored events its own id, so a reader gets them once more.';
@@ -68,8 +64,7 @@ SELECT c.hour, c.environment, c.topic, c.status, c.reason, sum(c.results)::bigin
 FROM tokenkeeper.result_count AS c
 GROUP BY c.hour, c.environment, c.topic, c.status, c.reason;
 COMMENT ON VIEW tokenkeeper.result_stat IS
-    'How many results were recorded, by hour, environment, topic, status and reason. Rejected ones have the reason (rejected), or (rejected, not kept) '
-    'beyond drain.rejected_per_hour.';
+    'How many results were recorded. Rejected ones have the reason (rejected), or (rejected, not kept) beyond drain.rejected_per_hour.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.tagged_tokens(
     expression text, topic text, environment text DEFAULT 'production', at_most integer DEFAULT 100)

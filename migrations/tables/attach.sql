@@ -334,10 +334,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.attach(text, text, text, text, text, text, text, text, text, text, text, boolean, text, boolean, boolean) IS
-    'Connects a table of device tokens to the ledger: triggers queue its changes as registrations and logouts. token to logged_out: each an SQL expression '
-    'over the columns of a row, or the name of a column. filter: which rows count. registered_at: when the device last registered; null: 1970. logged_out: '
-    'whether the row is a logout. on_delete: a deleted row is a logout (unregister) or says nothing (ignore). always: also for logical replication. name: '
-    'of the attachment; null: the table''s. dry_run: changes nothing, and shows what the expressions give for five rows. verbose: shows the generated SQL. '
-    'Returns rows of kind error, warning, row, sql and attached. Raises 42P01 if there is no such table; 42501 unless the login is a member of the table''s '
-    'owner, and has no right on the server that the owner lacks; 22023 with all that is wrong; 55P03 if running writes to the table do not end within '
-    'lock_timeout (unset: five seconds).';
+    'Connects a table of device tokens to the ledger: triggers queue its changes as registrations and logouts. token to logged_out: each an SQL '
+    'expression over the columns of a row. filter: which rows count. registered_at: when the device last registered; null: 1970. logged_out: whether the '
+    'row is a logout. on_delete: a deleted row is a logout (unregister) or says nothing (ignore). always: also for logical replication. name: of the '
+    'attachment; null: the table''s. dry_run: only shows what the expressions give for five rows. verbose: shows the generated SQL. Returns rows of kind '
+    'error, warning, row, sql and attached. Raises 42P01 for an unknown table; 42501 unless the login is a member of the table''s owner, and has no right '
+    'on the server that the owner lacks; 22023 with all that is wrong; 55P03 if running writes to the table do not end within lock_timeout (unset: five '
+    'seconds).';

@@ -76,9 +76,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.detach(text) IS
-    'Undoes attach: drops its triggers and functions, and forgets the attachment; also after the table was dropped or restored from a dump. The ledger '
-    'keeps what it knows, and queued rows are applied. name: the attachment or its table. Run it as the owner of the table. Raises 22023 if there is no '
-    'such attachment.';
+    'Undoes attach: drops its triggers and functions; also after the table was dropped or restored from a dump. The ledger keeps what it knows, and '
+    'queued rows are applied. name: the attachment or its table. Run it as the owner of the table. Raises 22023 for an unknown attachment.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.expressions_fault(this tokenkeeper.attached_table) RETURNS text
 LANGUAGE sql STABLE

@@ -49,9 +49,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_list(bigint, text, timestamptz) IS
-    'Makes an import that begins one of a complete list, true at as_of; earlier imports of the list cannot go on. Raises 22023 for another name or instant, '
-    'for an import of another login or one that has begun, and if the list was imported as of later; 42501 if another login imports the list; 55006 while an '
-    'unfinished import of it, from another file, has advanced within five minutes.';
+    'Internal, for the command: makes an import that begins one of a complete list, true at as_of; earlier imports of the list cannot go on. Raises 22023 '
+    'for another name or instant, for an import of another login or one that has begun, and if the list was imported as of later; 42501 if another login '
+    'imports the list; 55006 while an unfinished import of it, from another file, has advanced within five minutes.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.lock_list(source_id bigint) RETURNS tokenkeeper.list
 LANGUAGE plpgsql
@@ -115,9 +115,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.note_listed(bigint, text[], text[], text[]) IS
-    'Notes that these tokens, in hex, are in the list of an import. Queues the return of those that were not in it before, and returns their number. Call it in '
-    'the transaction that queues their rows. Raises 22023 unless the import is the latest of the list, and for an environment, a topic or a token that cannot '
-    'be.';
+    'Internal, for the command: notes that these tokens, in hex, are in the list of an import. Queues the return of those that were not in it before, and '
+    'returns their number. Call it in the transaction that queues their rows. Raises 22023 unless the import is the latest of the list, and for an '
+    'environment, a topic or a token that cannot be.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.log_out_unlisted(source_id bigint, max_rows integer, OUT gone bigint, OUT queued bigint)
 LANGUAGE plpgsql SECURITY DEFINER
@@ -150,9 +150,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.log_out_unlisted(bigint, integer) IS
-    'When all rows of an import of a complete list are queued: removes tokens that it did not have from the list, and queues their logouts as of the list, '
-    'max_rows at a time. Call it again until gone is 0. Logs nobody out if the list was not known before. Raises 22023 unless the import is '
-    'the latest of the list, has queued a row and refused none, and was not withdrawn.';
+    'Internal, for the command: when all rows of an import of a complete list are queued, removes tokens that it did not have from the list, and queues '
+    'their logouts as of the list, max_rows at a time. Call it again until gone is 0. Logs nobody out if the list was not known before. Raises 22023 '
+    'unless the import is the latest of the list, has queued a row and refused none, and was not withdrawn.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.list_state(list text, OUT members bigint, OUT is_known boolean, OUT as_of timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -165,7 +165,8 @@ BEGIN
     INTO members, is_known, as_of FROM tokenkeeper.list AS l WHERE l.name = wanted AND l.done_by = session_user;
 END
 $$;
-COMMENT ON FUNCTION tokenkeeper.list_state(text) IS 'Of a list of this login: how many tokens it has, whether they are all, and when it was true. Null if there is none.';
+COMMENT ON FUNCTION tokenkeeper.list_state(text) IS
+    'Internal, for the command: of a list of this login, how many tokens it has, whether they are all, and when it was true. Null if there is none.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.count_listed(list text, environments text[], topics text[], tokens text[]) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -188,7 +189,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.count_listed(text, text[], text[], text[]) IS
-    'How many of these tokens, in hex, are in a list of this login.';
+    'Internal, for the command: how many of these tokens, in hex, are in a list of this login.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.drop_list(list text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER
@@ -214,4 +215,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.drop_list(text) IS
-    'Removes a complete list, and returns how many tokens it had. Logs nobody out. For the login that imports it, and operators. Raises 22023 if there is none.';
+    'Removes a complete list; returns how many tokens it had. Logs nobody out. For the login that imports it, and operators. Raises 22023 for an unknown '
+    'list.';

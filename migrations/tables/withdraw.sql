@@ -112,8 +112,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.made_by(bigint) IS
-    'The tokens that a backfill or an import made or changed and that are still in the ledger. kept_because: why withdraw keeps the token; null if it would '
-    'remove it. For the login that began the source, and operators. Raises 22023 for any other source; 25001 unless READ COMMITTED.';
+    'The tokens that a backfill or an import made or changed and that are still in the ledger. kept_because: why withdraw keeps the token; null if it '
+    'would remove it. For the login that began the source, and operators. Raises 25001, and 22023 for any other source.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.withdraw_tokens(source tokenkeeper.registration_source, of_topic integer[], token_keys bytea[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -244,6 +244,6 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.withdraw(bigint, boolean, bigint, integer) IS
     'Undoes a backfill or an import: ends it, and removes its held logouts, its rejected registrations, and the tokens that it made and that nothing has '
     'touched since; made_by lists the others. Returns how many tokens it removed (withdrawn; with dry_run, would remove) and kept. While registrations of '
-    'the source are queued, it removes nothing and returns their number (queued; 10000 for more): repeat it later. With max_events, pass reached as after '
-    'to the next call, until it is null. For the login that began the source, and operators. Raises 22023 for an unknown source, max_events below 1, or a '
-    'null after; 25001 unless READ COMMITTED.';
+    'the source are queued, it only returns their number (queued; 10000 for more): repeat it later. With max_events, pass reached as after to the next '
+    'call, until it is null. For the login that began the source, and operators. Raises 25001, and 22023 for an unknown source, max_events below 1, or a '
+    'null after.';

@@ -24,8 +24,8 @@ CREATE TABLE tokenkeeper.migration (
     applied_by    text NOT NULL DEFAULT session_user
 );
 COMMENT ON TABLE tokenkeeper.migration IS 'The versions that `tokenkeeperd migrate` has applied.';
-COMMENT ON COLUMN tokenkeeper.migration.checksum IS 'SHA-256 of the file, in hex. An edited file is refused.';
-COMMENT ON COLUMN tokenkeeper.migration.oldest_daemon IS 'The oldest tokenkeeperd that works with this version; older ones refuse to run.';
+COMMENT ON COLUMN tokenkeeper.migration.checksum IS 'SHA-256 of the file, in hex.';
+COMMENT ON COLUMN tokenkeeper.migration.oldest_daemon IS 'The oldest tokenkeeperd that works with it; older ones refuse to run.';
 
 CREATE TABLE tokenkeeper.repeatable (
     name       text COLLATE "C" PRIMARY KEY,
@@ -34,7 +34,7 @@ CREATE TABLE tokenkeeper.repeatable (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     applied_by text NOT NULL DEFAULT session_user
 );
-COMMENT ON TABLE tokenkeeper.repeatable IS 'The files of functions, views and grants as last applied, always all together.';
+COMMENT ON TABLE tokenkeeper.repeatable IS 'Internal: the files of functions, views and grants as last applied, always all together.';
 COMMENT ON COLUMN tokenkeeper.repeatable.name IS 'The file without its extension, such as core/register.';
 COMMENT ON COLUMN tokenkeeper.repeatable.checksum IS 'SHA-256 of the file, in hex. If one differs, all files are applied again.';
 COMMENT ON COLUMN tokenkeeper.repeatable.release IS 'The tokenkeeperd that applied it. An older one never applies its own files.';
@@ -63,9 +63,8 @@ CREATE TABLE tokenkeeper.topic (
     UNIQUE (topic, environment)
 );
 COMMENT ON TABLE tokenkeeper.topic IS
-    'Each (environment, topic) that was seen. For its policy, see the view topic_policy. The sweep deletes a topic once nothing refers to it, so use a '
-    'topic_id only in the transaction that reads it.';
-COMMENT ON COLUMN tokenkeeper.topic.topic IS 'The apns-topic header as sent.';
+    'Each (environment, topic) that was seen. The sweep deletes a topic once nothing refers to it, so use a topic_id only in the transaction that reads '
+    'it.';
 COMMENT ON COLUMN tokenkeeper.topic.moved_to IS 'The database that has the topic now, by its name in the map; null: this one.';
 
 -- The log of operations --------------------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ CREATE TABLE tokenkeeper.operation (
 );
 COMMENT ON TABLE tokenkeeper.operation IS
     'What operators and the mass-failure guard did, one row each. Also one row per topic and day for devices with 8 tokens or more.';
-COMMENT ON COLUMN tokenkeeper.operation.rows IS 'How many tokens, results or requests it affected.';
+COMMENT ON COLUMN tokenkeeper.operation.rows IS 'Tokens, results or requests that it affected.';
 COMMENT ON COLUMN tokenkeeper.operation.done_by IS 'The login role; for the guard, the daemon''s role.';
 COMMENT ON COLUMN tokenkeeper.operation.device_id IS 'The device of device_crowded.';
 

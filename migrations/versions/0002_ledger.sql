@@ -78,9 +78,9 @@ RETURN CASE
     ELSE tokenkeeper.parse_decorated_token(token, base64)
 END;
 COMMENT ON FUNCTION tokenkeeper.parse_token(text, boolean) IS
-    'A device token as the ledger writes it, in lower-case hex. Reads hex in either case; <abcdef01 23456789>, as NSData describes itself; with spaces; '
-    'after 0x or a backslash and x; and with dashes or colons between the bytes (AB-CD-EF). With base64 => true also base64 and base64url, with or without '
-    'padding; a text that is both hex and base64 is then base64, except for 32 or more hex digits. Null for anything else, or if it is not 1 to 512 bytes: '
+    'A device token in lower-case hex, as the ledger writes it. Reads hex in either case; <abcdef01 23456789>, as NSData describes itself; with spaces; '
+    'after 0x or a backslash and x; and with dashes or colons between the bytes. With base64 => true also base64 and base64url, with or without padding; '
+    'a text that is both hex and base64 is then base64, except for 32 or more hex digits. Null for anything else, or if it is not 1 to 512 bytes: '
     'token_fault says why. Never raises an error.';
 
 CREATE FUNCTION tokenkeeper.token_key(token text) RETURNS bytea
@@ -90,8 +90,7 @@ RETURN decode(CASE
     WHEN octet_length(token) <= 1024 AND token COLLATE "C" ~ '^(?:[0-9A-Fa-f]{2})+$' THEN token
     ELSE tokenkeeper.parse_decorated_token(token, false)
 END, 'hex');
-COMMENT ON FUNCTION tokenkeeper.token_key(text) IS
-    'The key of a device token: its bytes, whatever the spelling that parse_token reads. Null if it cannot be read.';
+COMMENT ON FUNCTION tokenkeeper.token_key(text) IS 'The bytes of a device token, to look it up by index. Null if parse_token cannot read it.';
 
 -- Versioned, because an index calls it. In plpgsql, so that it is never inlined: the planner inlines a function only for roles that may execute it,
 -- and it keeps the index's expression for the session, so a query by another role in the same session would not match the index.
@@ -104,8 +103,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.tag_vector(text[]) IS
-    'A token''s tags for the operator @@ with tag_query: each tag is one unchanged lexeme. Null gives the empty vector, so !muted matches a token without '
-    'tags.';
+    'A token''s tags for the operator @@ with tag_query. Null gives the empty vector, so !muted matches a token without tags.';
 
 CREATE TABLE tokenkeeper.ledger (
     registered_at          timestamptz NOT NULL DEFAULT '-infinity',
@@ -206,11 +204,8 @@ CREATE TABLE tokenkeeper.token_count (
     registered boolean NOT NULL,
     state      text COLLATE "C" NOT NULL
 );
-COMMENT ON TABLE tokenkeeper.token_count IS
-    'How many tokens are in each state, exactly: the sum of the rows. Each transaction adds its changes, and a daemon adds up equal rows every few seconds.';
-COMMENT ON COLUMN tokenkeeper.token_count.tokens IS 'A change: how many tokens more, or fewer.';
+COMMENT ON TABLE tokenkeeper.token_count IS 'How many tokens are in each state, exactly: the sum of the rows, which may be negative.';
 COMMENT ON COLUMN tokenkeeper.token_count.registered IS 'False: known only by results or a logout.';
-COMMENT ON COLUMN tokenkeeper.token_count.state IS 'As in the view token.';
 
 -- A publication for all tables needs one. Rows are deleted when equal ones are added up.
 ALTER TABLE tokenkeeper.token_count REPLICA IDENTITY FULL;

@@ -22,15 +22,10 @@ CREATE TABLE tokenkeeper.send_result (
     released         boolean
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.send_result IS
-    'The queue of results: one row per response of APNs, by INSERT or COPY. Required: topic, token, status. Null means the default. A result that cannot be '
-    'understood fails no statement: it goes to rejected_result later, with the error. Only a sent_at that is no timestamp, and text invalid in the encoding, '
-    'fail the statement.';
-COMMENT ON COLUMN tokenkeeper.send_result.environment IS 'production or sandbox.';
-COMMENT ON COLUMN tokenkeeper.send_result.topic IS 'The apns-topic header of the request.';
-COMMENT ON COLUMN tokenkeeper.send_result.token IS 'The device token, in any form that parse_token reads.';
-COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status of the response. 200s are counted.';
-COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim; or null.';
-COMMENT ON COLUMN tokenkeeper.send_result.apns_id IS 'The apns-id header of the response, or null.';
+    'The queue of results, for INSERT or COPY: one row per response of APNs. Required: topic, token, status. Null means the default. A result that cannot '
+    'be understood goes to rejected_result, with the error.';
+COMMENT ON COLUMN tokenkeeper.send_result.status IS 'The HTTP status. 200s are counted.';
+COMMENT ON COLUMN tokenkeeper.send_result.body IS 'The body of the response (JSON), verbatim.';
 COMMENT ON COLUMN tokenkeeper.send_result.sent_at IS 'When the request was started; null: five minutes before queued_at.';
 COMMENT ON COLUMN tokenkeeper.send_result.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released results keep it.';
@@ -82,9 +77,8 @@ CREATE TABLE tokenkeeper.rejected_result (
     attempts    smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_result IS
-    'Results that could not be understood, or that the database refused, as they were queued; of one over 16 MiB, the first 1024 characters of each text. '
-    'Kept for sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted, in result_stat as (rejected, not kept).';
-COMMENT ON COLUMN tokenkeeper.rejected_result.error IS 'What was found and what was expected.';
+    'Results that could not be understood, or that the database refused; of one over 16 MiB, the first 1024 characters of each text. Kept for '
+    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted, in result_stat.';
 COMMENT ON COLUMN tokenkeeper.rejected_result.attempts IS 'How often it was requeued; null for never.';
 
 CREATE INDEX rejected_result_rejected_at ON tokenkeeper.rejected_result (rejected_at) WHERE attempts IS NULL;

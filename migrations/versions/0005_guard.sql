@@ -107,8 +107,8 @@ CREATE TABLE tokenkeeper.held_result (
     attempts    smallint
 );
 COMMENT ON TABLE tokenkeeper.held_result IS
-    'Suspects that the mass-failure guard holds, and 410s that guard.hold_stale_share holds, as they were queued, until release_held or discard_held, for '
-    'sweep.held_retention at most.';
+    'Suspects that the mass-failure guard holds, and 410s that guard.hold_stale_share holds, until release_held or discard_held, for sweep.held_retention '
+    'at most.';
 COMMENT ON COLUMN tokenkeeper.held_result.cause IS 'What it would make its token: suspect or stale.';
 COMMENT ON COLUMN tokenkeeper.held_result.invalidated_at IS
     'The instant that would count: of a suspect, when the request was sent; of a 410, APNs'' timestamp.';
@@ -137,7 +137,7 @@ CREATE TABLE tokenkeeper.held_registration (
     attempts        smallint
 );
 COMMENT ON TABLE tokenkeeper.held_registration IS
-    'Logouts from a source that the mass-failure guard holds, as they were queued, until release_held or discard_held, for sweep.held_retention at most.';
+    'Logouts from a source that the mass-failure guard holds until release_held or discard_held, for sweep.held_retention at most.';
 COMMENT ON COLUMN tokenkeeper.held_registration.invalidated_at IS 'The instant that would count.';
 
 CREATE INDEX held_registration_token ON tokenkeeper.held_registration (topic_id, token_key);

@@ -26,27 +26,19 @@ CREATE TABLE tokenkeeper.daemon (
     results_per_second       numeric NOT NULL DEFAULT 0,
     registrations_per_second numeric NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE tokenkeeper.daemon IS 'The heartbeat of each daemon, and the queues as it last saw them. A row is deleted after a day of silence.';
-COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False if queue_depth is an estimate, because the queue was large or locked.';
+COMMENT ON TABLE tokenkeeper.daemon IS
+    'The heartbeat of each daemon, and the queues as it last saw them. Columns of registrations mean what those of results mean. A row is deleted after a '
+    'day of silence.';
+COMMENT ON COLUMN tokenkeeper.daemon.queue_depth_exact IS 'False if queue_depth is an estimate.';
 COMMENT ON COLUMN tokenkeeper.daemon.sweep_interval IS 'Null if the timer is off.';
-COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order; otherwise null.';
-COMMENT ON COLUMN tokenkeeper.daemon.problem IS
-    'What keeps results in the queue until a person acts, such as missing rights or a full disk; otherwise null.';
+COMMENT ON COLUMN tokenkeeper.daemon.stopped_at IS 'When it shut down in order.';
+COMMENT ON COLUMN tokenkeeper.daemon.problem IS 'What keeps results in the queue until a person acts, such as missing rights or a full disk.';
 COMMENT ON COLUMN tokenkeeper.daemon.waiting_for IS
-    'Locks of other sessions that have kept results or registrations in their queue for some seconds: the table and who holds it; otherwise null.';
-COMMENT ON COLUMN tokenkeeper.daemon.waiting_since IS 'When it first met these locks; otherwise null.';
-COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait; null if none waits.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_depth IS 'How many registrations wait in their queue.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_depth_exact IS 'As queue_depth_exact.';
-COMMENT ON COLUMN tokenkeeper.daemon.oldest_registration_at IS 'When the oldest queued registration was queued.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_problem IS 'As problem, for registrations.';
-COMMENT ON COLUMN tokenkeeper.daemon.registration_wait_reason IS 'As wait_reason, for registrations.';
-COMMENT ON COLUMN tokenkeeper.daemon.results_per_second IS 'How many results it recorded per second since its heartbeat before.';
-COMMENT ON COLUMN tokenkeeper.daemon.registrations_per_second IS 'As results_per_second, for registrations and logouts.';
-COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS
-    'The chores that fail while the daemon does the rest, such as a sweep or an undo, each with its error.';
-COMMENT ON COLUMN tokenkeeper.daemon.settings IS
-    'The settings in force that are not the default, as key=value. Without secrets, and without what systemd hands over.';
+    'Locks of other sessions that have kept results or registrations in their queue for some seconds: the table and who holds it.';
+COMMENT ON COLUMN tokenkeeper.daemon.wait_reason IS 'Why results wait.';
+COMMENT ON COLUMN tokenkeeper.daemon.results_per_second IS 'Results recorded per second since the heartbeat before.';
+COMMENT ON COLUMN tokenkeeper.daemon.failing_chores IS 'The chores that fail, such as a sweep or an undo, each with its error.';
+COMMENT ON COLUMN tokenkeeper.daemon.settings IS 'The settings that are not the default, as key=value, without secrets and what systemd hands over.';
 
 CREATE TABLE tokenkeeper.token_count_hour (
     hour   timestamptz NOT NULL,
@@ -115,16 +107,16 @@ CREATE TABLE tokenkeeper.sweep_run (
     reaped_topics     bigint NOT NULL DEFAULT 0
 );
 COMMENT ON TABLE tokenkeeper.sweep_run IS
-    'One row per sweep: requested, running, and how it ended. An interrupted sweep is continued by the next; an interrupted forced one, by the next forced '
-    'one.';
+    'One row per sweep. The next sweep continues an interrupted one; the next forced sweep, an interrupted forced one.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.trigger IS
     'timer; signal (SIGUSR1); sql (request_sweep); cli (tokenkeeperd sweep).';
 COMMENT ON COLUMN tokenkeeper.sweep_run.dry_run IS 'Only counted, deleted nothing.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.forced IS 'Requested with force: without the limit on the share of a topic''s tokens.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.forced IS 'Without the limit on the share of a topic''s tokens.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.heartbeat_at IS 'Set by each batch. After a minute of silence another sweep may start.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_suppressed IS 'Tokens suppressed for longer than sweep.suppressed_retention.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.pruned_dormant IS 'Tokens not registered again within sweep.dormant_after.';
-COMMENT ON COLUMN tokenkeeper.sweep_run.refused IS 'Tokens that were due and not pruned, because they are too large a share of their topic: see sweep_topic.';
+COMMENT ON COLUMN tokenkeeper.sweep_run.refused IS
+    'Due tokens that were not pruned, because they are too large a share of their topic: see sweep_topic.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_held IS 'What the guard held for longer than sweep.held_retention. It never counted.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.deleted_sends IS 'Rows of suppressed_send and failed_send older than sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.sweep_run.reset_events IS 'Events whose transaction_id was in the future, because the database was restored from a dump.';
@@ -148,11 +140,10 @@ CREATE TABLE tokenkeeper.sweep_topic (
     samples     text[],
     PRIMARY KEY (run_id, topic, environment, cause)
 );
-COMMENT ON TABLE tokenkeeper.sweep_topic IS
-    'What a sweep found due, by topic and cause: pruned, refused, or only counted in a dry run. Kept as long as its row of sweep_run.';
+COMMENT ON TABLE tokenkeeper.sweep_topic IS 'What a sweep found due, by topic and cause. Kept as long as its row of sweep_run.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.cause IS 'stale, suspect, unregistered_by_app, superseded, or dormant.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.tokens IS 'How many were due when the sweep began the topic.';
-COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'How many of them it pruned: fewer if it was interrupted, or a token was registered again.';
+COMMENT ON COLUMN tokenkeeper.sweep_topic.pruned IS 'Fewer than tokens if the sweep was interrupted, or a token was registered again.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.refused IS 'True if the topic was over its limit, all causes together.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.of_tokens IS 'All tokens of the topic; null if too few were due for the limit to matter.';
 COMMENT ON COLUMN tokenkeeper.sweep_topic.max_tokens IS 'How many could be pruned within this day.';

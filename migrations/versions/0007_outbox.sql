@@ -36,22 +36,19 @@ CREATE TABLE tokenkeeper.send_request (
     alert_counted   boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE tokenkeeper.send_request IS
-    'The outbox: one row per notification and device token, by INSERT or COPY; also requests of campaigns that wait or are retried. Required: topic, token, '
-    'payload. Null means the default. A request that cannot be sent fails no statement: it goes to failed_send with the error.';
-COMMENT ON COLUMN tokenkeeper.send_request.environment IS 'production or sandbox.';
-COMMENT ON COLUMN tokenkeeper.send_request.topic IS 'The apns-topic header, such as com.example.app.';
-COMMENT ON COLUMN tokenkeeper.send_request.token IS 'The device token, in any form that parse_token reads.';
+    'The outbox, for INSERT or COPY: one row per notification and token; also requests of campaigns that wait or are retried. Required: topic, token, '
+    'payload. Null means the default. A request that cannot be sent goes to failed_send, with the error.';
 COMMENT ON COLUMN tokenkeeper.send_request.payload IS
-    'A JSON object of at most 4096 bytes (VoIP: 5120) without blanks between its parts, as it is sent. Checked by the claim.';
+    'A JSON object of at most 4096 bytes (VoIP: 5120), without the blanks between its parts, which are not sent.';
 COMMENT ON COLUMN tokenkeeper.send_request.push_type IS
-    'alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets or controls; null: by the topic''s suffix, or '
-    'else mdm, background or alert by the payload.';
-COMMENT ON COLUMN tokenkeeper.send_request.priority IS '10, 5 or 1; null: 5 for a background push, which allows no other, otherwise APNs'' default, 10.';
+    'alert, background, voip, complication, fileprovider, mdm, liveactivity, location, pushtotalk, widgets or controls; null: by the topic''s suffix, '
+    'otherwise by the payload (mdm, background or alert).';
+COMMENT ON COLUMN tokenkeeper.send_request.priority IS '10, 5 or 1; null: 5 for a background push, which allows no other, otherwise 10.';
 COMMENT ON COLUMN tokenkeeper.send_request.expiration IS
     'Until when APNs tries to deliver; a request not sent by then fails. The epoch (1970-01-01Z): one attempt only; null: as APNs decides.';
 COMMENT ON COLUMN tokenkeeper.send_request.collapse_id IS 'Notifications with the same one are shown as one: 1 to 64 bytes, or null.';
 COMMENT ON COLUMN tokenkeeper.send_request.scheduled_at IS 'Not sent earlier; null: at once. A daemon sets it when it defers the request.';
-COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header, the same for each attempt and in the results.';
+COMMENT ON COLUMN tokenkeeper.send_request.apns_id IS 'The apns-id header of each attempt and of the result.';
 COMMENT ON COLUMN tokenkeeper.send_request.claimed_by IS 'Internal: the daemon that has claimed it; null while it waits.';
 COMMENT ON COLUMN tokenkeeper.send_request.first_sent_at IS 'Internal: when a daemon first claimed it. send.retry_for counts from here.';
 COMMENT ON COLUMN tokenkeeper.send_request.attempts IS 'Internal: how often APNs asked for a retry or did not respond.';
@@ -101,9 +98,8 @@ COMMENT ON TABLE tokenkeeper.suppressed_send IS 'Requests that the gate or a lim
 COMMENT ON COLUMN tokenkeeper.suppressed_send.state IS
     'The token''s state then: stale, suspect, superseded, unregistered_by_app; or the limit: background (a newer background push waits for the device) or '
     'alerts (alerts_per_day).';
-COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'The reason of that state, such as Unregistered.';
-COMMENT ON COLUMN tokenkeeper.suppressed_send.invalidated_at IS 'As of when the token was suppressed.';
-COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'The campaign of the request; null for a single request.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.reason IS 'Of that state, such as Unregistered.';
+COMMENT ON COLUMN tokenkeeper.suppressed_send.campaign_id IS 'Null for a single request.';
 
 CREATE INDEX suppressed_send_token_key ON tokenkeeper.suppressed_send (token_key);
 
@@ -128,12 +124,10 @@ CREATE TABLE tokenkeeper.failed_send (
     campaign_number bigint
 );
 COMMENT ON TABLE tokenkeeper.failed_send IS
-    'Requests that failed, with the error; requeue_failed puts them back. Of one over 16 MiB, the first 1024 characters of each text. Kept for '
-    'sweep.send_retention.';
+    'Requests that failed; requeue_failed puts them back. Of one over 16 MiB, the first 1024 characters of each text. Kept for sweep.send_retention.';
 COMMENT ON COLUMN tokenkeeper.failed_send.error IS 'What was found and what was expected, or the last response of APNs.';
-COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs; null if there was none.';
-COMMENT ON COLUMN tokenkeeper.failed_send.campaign_id IS
-    'The campaign of the request, which has the payload and headers that are null here; null for a single request.';
+COMMENT ON COLUMN tokenkeeper.failed_send.status IS 'The HTTP status of the last response of APNs, if any.';
+COMMENT ON COLUMN tokenkeeper.failed_send.campaign_id IS 'Null for a single request. The campaign has the payload and headers that are null here.';
 
 CREATE INDEX failed_send_campaign ON tokenkeeper.failed_send (campaign_id, campaign_number) WHERE campaign_id IS NOT NULL;
 
@@ -145,8 +139,7 @@ CREATE TABLE tokenkeeper.paused_topic (
     paused_by   text NOT NULL DEFAULT session_user,
     PRIMARY KEY (topic, environment)
 );
-COMMENT ON TABLE tokenkeeper.paused_topic IS 'Topics that a person paused with pause_sending: their requests wait until resume_sending.';
-COMMENT ON COLUMN tokenkeeper.paused_topic.reason IS 'The reason given to pause_sending.';
+COMMENT ON TABLE tokenkeeper.paused_topic IS 'Topics paused with pause_sending: their requests wait until resume_sending.';
 
 CREATE TABLE tokenkeeper.provider_token (
     team_id   text COLLATE "C" NOT NULL CHECK (team_id ~ '^[A-Z0-9]{10}$'),
@@ -196,10 +189,10 @@ CREATE TABLE tokenkeeper.sending_daemon (
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.sending_daemon IS 'The heartbeat of each daemon that sends. After a minute of silence, another claims its requests.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.process_scope IS
-    'The boot of the machine and its PID namespace: within one, daemons notice at once that another has ended.';
-COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Its credentials: name, kind, topics, environments, and when each expires; never a secret.';
+    'Internal: the boot of the machine and its PID namespace. Within one, daemons notice at once that another has ended.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.credentials IS 'Of each: name, kind, topics, environments, and when it expires; never a secret.';
 COMMENT ON COLUMN tokenkeeper.sending_daemon.problems IS 'What keeps requests waiting.';
-COMMENT ON COLUMN tokenkeeper.sending_daemon.requests_per_second IS 'How many requests ended per second since its heartbeat before.';
+COMMENT ON COLUMN tokenkeeper.sending_daemon.requests_per_second IS 'Requests ended per second since the heartbeat before.';
 
 CREATE TYPE tokenkeeper.request_ending AS (
     number  bigint,

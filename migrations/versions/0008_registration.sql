@@ -16,14 +16,14 @@ CREATE TABLE tokenkeeper.registration_source (
     attachment   bigint CHECK ((attachment IS NOT NULL) = (kind IN ('backfill', 'repair')))
 );
 COMMENT ON TABLE tokenkeeper.registration_source IS
-    'Where queued registrations come from, if not from the application: an attached table, a backfill, a check or an import. A login sees those that it '
-    'began; operators, readers and the daemon see all.';
+    'Where queued registrations come from, if not from the application: an attached table, a backfill, a check or an import. An application sees those '
+    'that its login began.';
 COMMENT ON COLUMN tokenkeeper.registration_source.name IS 'The attachment, or the file.';
-COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When its undo began, which ends the source: see withdraw.';
-COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues: all before it is queued or refused.';
-COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'How many registrations and results it has queued.';
-COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'How many rows or lines it has refused.';
-COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'For a backfill or a check: the source_id of the attachment.';
+COMMENT ON COLUMN tokenkeeper.registration_source.withdrawn_at IS 'When withdraw ended it.';
+COMMENT ON COLUMN tokenkeeper.registration_source.position IS 'Where a backfill or an import continues.';
+COMMENT ON COLUMN tokenkeeper.registration_source.queued IS 'Registrations and results that it has queued.';
+COMMENT ON COLUMN tokenkeeper.registration_source.refused IS 'Rows or lines that it has refused.';
+COMMENT ON COLUMN tokenkeeper.registration_source.attachment IS 'Of a backfill or a check: the source_id of the attachment.';
 ALTER TABLE tokenkeeper.registration_source ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_source ON tokenkeeper.registration_source FOR SELECT USING (
     done_by = session_user OR EXISTS (
@@ -50,24 +50,15 @@ CREATE TABLE tokenkeeper.registration (
     released         boolean
 ) PARTITION BY LIST (partition_number);
 COMMENT ON TABLE tokenkeeper.registration IS
-    'The queue of registrations: one row per registration or logout, by INSERT or COPY. Required: topic, token. Null means the default. A row that cannot be '
-    'understood fails no statement: it goes to rejected_registration later, with the error. Only values that do not have their column''s type '
-    '(registered_at, tags, unregistered, returned, source_id), and text invalid in the encoding, fail the statement.';
-COMMENT ON COLUMN tokenkeeper.registration.environment IS 'production or sandbox.';
-COMMENT ON COLUMN tokenkeeper.registration.topic IS 'The apns-topic header of pushes to the token.';
-COMMENT ON COLUMN tokenkeeper.registration.token IS 'The device token, in any form that parse_token reads.';
-COMMENT ON COLUMN tokenkeeper.registration.registered_at IS
-    'When the device registered, or logged out. Null: queued_at; a later instant counts as queued_at.';
-COMMENT ON COLUMN tokenkeeper.registration.device_id IS 'As for register; empty clears.';
-COMMENT ON COLUMN tokenkeeper.registration.user_id IS 'As for register; empty clears. A logout uses only environment, topic, token and registered_at.';
-COMMENT ON COLUMN tokenkeeper.registration.tags IS 'As for register.';
-COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: a logout, as unregister records it. Null: false.';
+    'The queue of registrations, for INSERT or COPY: one row per registration or logout. Required: topic, token. Null means the default. device_id, '
+    'user_id and tags: as for register; a logout ignores them. A row that cannot be understood goes to rejected_registration, with the error.';
+COMMENT ON COLUMN tokenkeeper.registration.registered_at IS 'When the device registered, or logged out. Null or a later instant counts as queued_at.';
+COMMENT ON COLUMN tokenkeeper.registration.unregistered IS 'True: a logout.';
 COMMENT ON COLUMN tokenkeeper.registration.returned IS
-    'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at then says nothing. Null: false.';
+    'True: an earlier logout is taken back, as of queued_at; a 410 still counts. A null registered_at then says nothing.';
 COMMENT ON COLUMN tokenkeeper.registration.source_id IS
-    'The registration_source, whose logouts pass the mass-failure guard and can be undone; null for rows of the application.';
-COMMENT ON COLUMN tokenkeeper.registration.row_key IS
-    'The key of the row of an attached table, as text, to find a rejected row; of several columns, a JSON array.';
+    'The registration_source, whose logouts pass the mass-failure guard and can be undone; null for the application.';
+COMMENT ON COLUMN tokenkeeper.registration.row_key IS 'The key of the attached table''s row; of several columns, a JSON array.';
 COMMENT ON COLUMN tokenkeeper.registration.queued_at IS
     'Internal: when the row was first inserted (server clock). Requeued and released rows keep it.';
 COMMENT ON COLUMN tokenkeeper.registration.partition_number IS 'Internal: the partition. The clock chooses 0 to 7; 8 is registration_retry.';
@@ -119,12 +110,10 @@ CREATE TABLE tokenkeeper.rejected_registration (
     attempts      smallint
 );
 COMMENT ON TABLE tokenkeeper.rejected_registration IS
-    'Registrations that could not be understood, or that the database refused, as they were queued; of one over 16 MiB, the first 1024 characters of each '
-    'text. Kept for sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted; of an attached table, beyond 10,000.';
-COMMENT ON COLUMN tokenkeeper.rejected_registration.error IS 'What was found and what was expected.';
-COMMENT ON COLUMN tokenkeeper.rejected_registration.row_key IS 'The key of the row of the attached table.';
+    'Registrations that could not be understood, or that the database refused; of one over 16 MiB, the first 1024 characters of each text. Kept for '
+    'sweep.rejected_retention. Beyond drain.rejected_per_hour they are only counted; of an attached table, beyond 10,000.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attachment IS
-    'The attachment of the row, also through a backfill. What it reports again with the same token is not rejected again while this row is kept.';
+    'The attachment of the row, also through a backfill. The attachment''s row is not rejected again with the same token while this one is kept.';
 COMMENT ON COLUMN tokenkeeper.rejected_registration.attempts IS 'How often it was requeued; null for never.';
 
 CREATE TABLE tokenkeeper.dropped_registration (
@@ -133,7 +122,7 @@ CREATE TABLE tokenkeeper.dropped_registration (
 );
 ALTER TABLE tokenkeeper.dropped_registration REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.dropped_registration IS
-    'How many rejected registrations were only counted, beyond drain.rejected_per_hour: one row per batch with some, kept for sweep.event_retention.';
+    'How many rejected registrations were only counted, beyond drain.rejected_per_hour: one row per batch. Kept for sweep.event_retention.';
 
 CREATE TABLE tokenkeeper.amended_registration (
     hour          timestamptz NOT NULL,
@@ -143,10 +132,9 @@ CREATE TABLE tokenkeeper.amended_registration (
 );
 ALTER TABLE tokenkeeper.amended_registration REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.amended_registration IS
-    'Registrations that count without a device, a user or a tag that could not be kept: one row per batch and source with some, kept for '
-    'sweep.event_retention.';
-COMMENT ON COLUMN tokenkeeper.amended_registration.source_id IS 'The registration_source; null for rows of the application.';
-COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the first 8 characters of its row_key, if there is one.';
+    'Registrations that count without a device, a user or a tag that could not be kept: one row per batch and source. Kept for sweep.event_retention.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.source_id IS 'The registration_source; null for the application.';
+COMMENT ON COLUMN tokenkeeper.amended_registration.example IS 'What was wrong with one of them, and the first 8 characters of its row_key, if any.';
 
 CREATE INDEX rejected_registration_rejected_at ON tokenkeeper.rejected_registration (rejected_at) WHERE attempts IS NULL;
 COMMENT ON INDEX tokenkeeper.rejected_registration_rejected_at IS

@@ -46,13 +46,9 @@ CREATE TABLE tokenkeeper.campaign (
     UNIQUE (created_by, idempotency_key)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tokenkeeper.campaign IS
-    'One row per campaign: a call of enqueue. To read it, use the view campaign_progress. Kept for sweep.send_retention after its end.';
-COMMENT ON COLUMN tokenkeeper.campaign.state IS 'As in campaign_progress.';
-COMMENT ON COLUMN tokenkeeper.campaign.push_type IS 'As given to enqueue, or by the topic and payload.';
-COMMENT ON COLUMN tokenkeeper.campaign.max_per_second IS 'As in campaign_progress. Retries do not count: see topic_policy.max_per_second.';
+    'One row per campaign. Use the view campaign_progress, which explains the columns of the same name. Kept for sweep.send_retention after its end.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience_kind IS 'everyone, tags, device, user or tokens.';
 COMMENT ON COLUMN tokenkeeper.campaign.audience IS 'The tag expression, the device_id or the user_id.';
-COMMENT ON COLUMN tokenkeeper.campaign.created_by IS 'As in campaign_progress.';
 COMMENT ON COLUMN tokenkeeper.campaign.created_in IS 'Internal: the transaction that created it. Only that one adds to campaign_token.';
 COMMENT ON COLUMN tokenkeeper.campaign.content_hash IS
     'Internal: SHA-256 of what enqueue was given, to recognize a repetition with the same idempotency_key.';
@@ -60,12 +56,8 @@ COMMENT ON COLUMN tokenkeeper.campaign.copied_hash IS
     'Internal: the sum of hashes of the tokens copied into campaign_token, to recognize a repetition; null if there were none.';
 COMMENT ON COLUMN tokenkeeper.campaign.is_confirmed IS 'Internal: enqueue was called with confirm => true.';
 COMMENT ON COLUMN tokenkeeper.campaign.started_at IS 'When the first tokens were addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign.ended_at IS 'When its last request ended, within a second; null while one waits.';
-COMMENT ON COLUMN tokenkeeper.campaign.expected IS 'As in campaign_progress.';
-COMMENT ON COLUMN tokenkeeper.campaign.addressed IS 'How many tokens got a request so far.';
 COMMENT ON COLUMN tokenkeeper.campaign.addressed_to IS
     'Internal: the last token that was read, in the order of token_key; empty once the whole audience is addressed.';
-COMMENT ON COLUMN tokenkeeper.campaign.is_addressed IS 'As in campaign_progress.';
 COMMENT ON COLUMN tokenkeeper.campaign.has_list IS 'Internal: campaign_token may have tokens of it.';
 COMMENT ON COLUMN tokenkeeper.campaign.batches IS 'Internal: the last number of a batch.';
 COMMENT ON COLUMN tokenkeeper.campaign.first_open_batch IS
@@ -160,11 +152,11 @@ CREATE TABLE tokenkeeper.campaign_token (
 );
 ALTER TABLE tokenkeeper.campaign_token REPLICA IDENTITY FULL;
 COMMENT ON TABLE tokenkeeper.campaign_token IS
-    'The tokens of a campaign created with tokens => ''{}'', by COPY in the transaction of enqueue; another campaign takes none (55000). A repeated token '
-    'counts once. Raises 22023 at COMMIT for a list that needs confirm => true. A transaction that repeats enqueue with its idempotency_key copies the same '
-    'list, or none, and adds nothing; another list raises 22023 at COMMIT. A row is deleted once its token is addressed.';
+    'The list of a campaign created with tokens => ''{}'', by COPY in the transaction of enqueue; another campaign takes none (55000). A repeated token '
+    'counts once. Raises 22023 at COMMIT for a list that needs confirm => true. A transaction that repeats an idempotency_key copies the same list, or '
+    'none; another list raises 22023 at COMMIT.';
 COMMENT ON COLUMN tokenkeeper.campaign_token.given_in IS 'Internal: the transaction that copied the token; null if enqueue was given it.';
-COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'The device token, in any form that parse_token reads. Any other raises 23514.';
+COMMENT ON COLUMN tokenkeeper.campaign_token.token IS 'Raises 23514 if parse_token cannot read it.';
 
 CREATE INDEX campaign_token_key ON tokenkeeper.campaign_token (campaign_id, tokenkeeper.token_key(token));
 

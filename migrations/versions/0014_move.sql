@@ -15,7 +15,6 @@ CREATE TABLE tokenkeeper.moved_row (
 );
 COMMENT ON TABLE tokenkeeper.moved_row IS
     'Results and registrations that arrived after their topic had moved to another database. A daemon, or tokenkeeperd move, passes them on.';
-COMMENT ON COLUMN tokenkeeper.moved_row.content IS 'The row of the queue.';
 
 CREATE INDEX moved_row_topic ON tokenkeeper.moved_row (topic, row_id);
 COMMENT ON INDEX tokenkeeper.moved_row_topic IS 'The rows of a topic, in their order.';

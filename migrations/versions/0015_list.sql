@@ -34,6 +34,5 @@ CREATE INDEX list_member_token ON tokenkeeper.list_member (token_key);
 COMMENT ON INDEX tokenkeeper.list_member_token IS 'For forget.';
 
 ALTER TABLE tokenkeeper.registration_source ADD COLUMN list text COLLATE "C", ADD COLUMN as_of timestamptz CHECK ((as_of IS NOT NULL) = (list IS NOT NULL));
-COMMENT ON COLUMN tokenkeeper.registration_source.list IS 'The complete list that the file is; null for other sources.';
-COMMENT ON COLUMN tokenkeeper.registration_source.as_of IS
-    'When that list was true: a logout, a return, and the device, user and tags of its rows count as of then.';
+COMMENT ON COLUMN tokenkeeper.registration_source.list IS 'The complete list that the file is.';
+COMMENT ON COLUMN tokenkeeper.registration_source.as_of IS 'When that list was true: logouts, returns, devices, users and tags count as of then.';
