@@ -113,7 +113,7 @@ BEGIN
             row_of[n + 1] := least(above[n + 1] + 1, row_of[n] + 1, above[n] + (letter <> letters[n])::integer);
         END LOOP;
         above := row_of;
-        IF (SELECT min(a) FROM unnest(above) AS a) > most THEN
+        IF most < ALL (above) THEN
             RETURN NULL;
         END IF;
     END LOOP;
@@ -127,12 +127,12 @@ CREATE OR REPLACE FUNCTION tokenkeeper.resembled_topic(topic text, environment t
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    -- One letter of five may differ. Longer names are not typed.
+    -- Longer names are not typed.
     SELECT k.topic FROM (
-        SELECT t.topic, t.topic_id, length(resembled_topic.topic) / 5 AS most FROM tokenkeeper.topic AS t
+        SELECT t.topic, t.topic_id, least(length(resembled_topic.topic) / 5, 3) AS most FROM tokenkeeper.topic AS t
         WHERE t.environment = resembled_topic.environment COLLATE "C" AND t.topic <> resembled_topic.topic COLLATE "C"
           AND octet_length(resembled_topic.topic) <= 100
-          AND abs(octet_length(t.topic) - octet_length(resembled_topic.topic)) <= octet_length(resembled_topic.topic) / 5
+          AND abs(octet_length(t.topic) - octet_length(resembled_topic.topic)) <= least(octet_length(resembled_topic.topic) / 5, 3)
         ORDER BY abs(octet_length(t.topic) - octet_length(resembled_topic.topic)), t.topic LIMIT 300) AS k
     CROSS JOIN LATERAL (SELECT tokenkeeper.typing_distance(lower(k.topic COLLATE "C"), lower(resembled_topic.topic COLLATE "C"), k.most) AS edits OFFSET 0) AS d
     WHERE d.edits IS NOT NULL AND (NOT is_registered OR EXISTS (
@@ -140,8 +140,8 @@ AS $$
     ORDER BY d.edits, k.topic LIMIT 1
 $$;
 COMMENT ON FUNCTION tokenkeeper.resembled_topic(text, text, boolean) IS
-    'Internal: the known topic of an environment that another one resembles most: at most a fifth of its letters differs, without regard to case. Null if '
-    'none does. is_registered: only one with registrations. Compares 300 topics of about its length.';
+    'Internal: the known topic of an environment that another one resembles most: at most three letters, and one of five, differ, without regard to case. '
+    'Null if none does. is_registered: only one with registrations. Compares 300 topics of about its length.';
 
 -- Whoever calls these raises the fault: each function in between would be three more lines of CONTEXT for the caller.
 CREATE OR REPLACE FUNCTION tokenkeeper.find_topic(topic text, environment text, OUT topic_id integer, OUT fault text, OUT hint text)

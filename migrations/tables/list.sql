@@ -35,7 +35,7 @@ BEGIN
     END IF;
     IF known.as_of > begin_list.as_of THEN
         RAISE EXCEPTION 'the list % was imported as of %, and this file is as of %', known.name, known.as_of, begin_list.as_of
-            USING ERRCODE = 'invalid_parameter_value';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'If the later instant is wrong, drop_list removes the list. The next import then logs nobody out.';
     END IF;
     IF known.advanced_at > clock_timestamp() - interval '5 minutes' AND EXISTS (
         SELECT FROM tokenkeeper.registration_source AS s

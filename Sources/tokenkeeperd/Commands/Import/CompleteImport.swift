@@ -6,6 +6,8 @@ struct CompleteImport {
     let list: CompleteList
     private(set) var returned: Int64 = 0
     private(set) var loggedOut: Int64 = 0
+    /// Whether the list was known before, so that somebody may be missing now.
+    private var wasKnown = true
 
     /// How many tokens leave the list in one transaction.
     private static let step: Int32 = 5000
@@ -22,6 +24,7 @@ struct CompleteImport {
         by source: ImportSource, on connection: inout Connection,
         pause: (Int64, inout Connection) throws(DatabaseError) -> Bool
     ) throws(DatabaseError) -> Bool {
+        wasKnown = try list.state(on: &connection)?.isKnown ?? false
         while true {
             let step = try CompleteList.logOut(by: source.id, most: Self.step, on: &connection)
             loggedOut += step.queued
@@ -33,6 +36,7 @@ struct CompleteImport {
     /// - Parameter undo: The command that undoes logouts, but for their time.
     func lines(refused: Int64, undo: String) -> [String] {
         if refused > 0 { return ["list \(list.name): \(Self.refusal("nobody is logged out"))"] }
+        if !wasKnown { return ["list \(list.name): known from now on; nobody is logged out by its first import"] }
         return ["list \(list.name): logged out \(loggedOut), back \(returned)"]
             + (loggedOut > 0 ? ["to undo the logouts: \(undo) --since TIME"] : [])
     }
@@ -58,7 +62,8 @@ struct CompleteImport {
                 return ["list \(list.name): new, so nobody would be logged out"]
             }
             if state.isLater {
-                throw ImportProblem("the list \(list.name) was imported as of a later time; see --as-of")
+                throw ImportProblem(
+                    "the list \(list.name) was imported as of a later time: see --as-of, and the SQL function drop_list")
             }
             if refused > 0 { return ["list \(list.name): \(CompleteImport.refusal("nobody would be logged out"))"] }
             if !state.isKnown { return ["list \(list.name): not known yet, so nobody would be logged out"] }

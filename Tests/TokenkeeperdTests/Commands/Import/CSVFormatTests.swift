@@ -87,14 +87,14 @@ import Testing
         let some = try ImportedText(
             "token,registered_at\naa,2024-01-01\nbb,-\n", usual + ["--as-of", "2025-01-01", "--null", "-"])
         #expect(
-            some.coverage[0]
+            some.coverage.first
                 == "  registered_at: in 1 of 2 rows; rows without it count as registered at 2025-01-01 00:00:00+00 (--as-of)"
         )
         // The cause in a file of refused rows is nobody's column.
         let again = try ImportedText(ImportedText("token,more\nzz,1\n", usual).rejects, usual)
         #expect(again.coverage == ["  not read: more"])
         let wide = "token," + (1...40).map { "c\($0)" }.joined(separator: ",")
-        #expect(try ImportedText(wide + "\n", usual).coverage[0].hasSuffix(", c29, c30, …"))
+        #expect(try ImportedText(wide + "\n", usual).coverage.first?.hasSuffix(", c29, c30, …") == true)
     }
 
     @Test func `a token may have a line break at its end, and no other value may have one`() throws {

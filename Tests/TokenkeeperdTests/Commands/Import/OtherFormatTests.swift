@@ -77,7 +77,7 @@ import Testing
                 "production\tt\t2025-01-02 00:00:00+00\t\\N\t\\N\t\\N\tf\t7\tcc",
             ])
         #expect(read.refused == ["2 registered_at is there twice", "4 tags is there twice", "5 tags is there twice"])
-        #expect(read.coverage[0] == "  not read: deviceId, item.name")
+        #expect(read.coverage.first == "  not read: deviceId, item.name")
         let named = try ImportedText(
             #"{"token":"aa","Device_ID":"d"}"#, ["--format", "json", "--topic", "t", "--column", "user_id=Device_ID"])
         #expect(named.rows[0].contains("\t\\N\td\t\\N\tf"), "a named key is no other field's")
