@@ -261,6 +261,9 @@ import Testing
             """
             SELECT tokenkeeper.register('aa', t) FROM unnest('{com.example.app,com.example.app.voip}'::text[]) AS t;
             SELECT tokenkeeper.report('com.exmaple.app', 'aa', 200);
+            -- However many tokens are known otherwise.
+            SELECT count(tokenkeeper.unregister(lpad(to_hex(n), 64, '0'), 'known')) FROM generate_series(1, 10001) AS n;
+            SELECT tokenkeeper.register('aa', 'known'), tokenkeeper.report('known', 'aa', 200);
             INSERT INTO tokenkeeper.topic_policy (topic, gate) VALUES ('com.example.ap', 'observe'), ('org.example.next', 'observe')
             """)
         var daemon = try database.connect(user: "a_daemon")

@@ -136,7 +136,7 @@ AS $$
         ORDER BY abs(octet_length(t.topic) - octet_length(resembled_topic.topic)), t.topic LIMIT 300) AS k
     CROSS JOIN LATERAL (SELECT tokenkeeper.typing_distance(lower(k.topic COLLATE "C"), lower(resembled_topic.topic COLLATE "C"), k.most) AS edits OFFSET 0) AS d
     WHERE d.edits IS NOT NULL AND (NOT is_registered OR EXISTS (
-        SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = k.topic_id LIMIT 1000) AS l WHERE l.registered_at > '-infinity'))
+        SELECT FROM tokenkeeper.token_count AS n WHERE n.topic_id = k.topic_id AND n.registered HAVING sum(n.tokens) > 0))
     ORDER BY d.edits, k.topic LIMIT 1
 $$;
 COMMENT ON FUNCTION tokenkeeper.resembled_topic(text, text, boolean) IS

@@ -94,7 +94,11 @@ struct StatusWarning {
             ORDER BY e.tokens DESC, t.topic, t.environment
             """)
 
-    /// Looks at up to 10,000 tokens of a topic that has no recent registration, and usually at one. Uses now(), not clock_timestamp(), which an
+    /// Whether a token of the topic `t` was registered.
+    private static let hasRegistrations =
+        "EXISTS (SELECT FROM tokenkeeper.token_count AS n WHERE n.topic_id = t.topic_id AND n.registered HAVING sum(n.tokens) > 0)"
+
+    /// Looks at up to 10,000 tokens of a topic that has no recent registration, and usually at few. Uses now(), not clock_timestamp(), which an
     /// index cannot use.
     private static let unregistered = StatusWarning(
         name: "topics without registrations",
@@ -105,12 +109,12 @@ struct StatusWarning {
             LEFT JOIN tokenkeeper.topic AS t ON t.topic = c.topic AND t.environment = c.environment
             WHERE c.hour > now() - interval '48 hours' AND c.environment IN ('production', 'sandbox') AND c.topic NOT IN ('', '(other)')
               AND NOT EXISTS (
-                  SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
+                  -- In this order, it is a random sample.
+                  SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id
+                               ORDER BY l.token_key LIMIT 10000) AS l
                   WHERE l.registered_at > now() - interval '24 hours')
               -- Otherwise it is an unknown topic.
-              AND EXISTS (
-                  SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
-                  WHERE l.registered_at > '-infinity')
+              AND \(hasRegistrations)
             GROUP BY c.topic, c.environment
             -- Since yesterday, and still.
             HAVING max(c.hour) > now() - interval '24 hours'
@@ -136,9 +140,7 @@ struct StatusWarning {
                                            t.prune_max_share, t.background_per_hour, t.max_per_second, t.alerts_per_day, t.confirm_share) > 0
                           AND t.moved_to IS NULL) AS k
                   LEFT JOIN tokenkeeper.topic AS t ON t.topic = k.topic AND t.environment = k.environment
-                  WHERE NOT EXISTS (
-                      SELECT FROM (SELECT l.registered_at FROM tokenkeeper.ledger AS l WHERE l.topic_id = t.topic_id LIMIT 10000) AS l
-                      WHERE l.registered_at > '-infinity')
+                  WHERE NOT \(hasRegistrations)
                   GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 20) AS u
             CROSS JOIN LATERAL (SELECT tokenkeeper.resembled_topic(u.topic, u.environment, is_registered => true) AS topic OFFSET 0) AS r
             WHERE u.has_results OR r.topic IS NOT NULL
