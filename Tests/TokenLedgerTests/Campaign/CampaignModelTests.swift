@@ -1,5 +1,6 @@
 import Foundation
 import LedgerTestSupport
+import TestRun
 import TestThreads
 import Testing
 
@@ -98,7 +99,7 @@ import Testing
             }
         }
 
-        for step in 0..<150 {
+        for step in 0..<Soak.size(100, whole: 500) {
             let daemon = ["a", "b", "c"][chance.dice(3)]
             var what = ""
             switch chance.dice(16) {
