@@ -139,5 +139,5 @@ $$;
 COMMENT ON FUNCTION tokenkeeper.tag(text, text, text, text, text, text[], text[]) IS
     'Adds and removes tags, in the caller''s transaction, of a token, of a device''s current token, or of each current token of a user: give exactly one. '
     'Returns how many registered tokens that concerns; with 0, nothing is remembered. A tag both added and removed is removed. The tags count from now, '
-    'and pass to the device''s next token. Raises 55000, and 22023 for what register refuses, an empty device_id or user_id, a device_id that names no '
-    'device, an array of over 1000 elements, or over 1000 tags of a token.';
+    'and pass to the device''s next token. Raises 55000, and 22023 for what register refuses, an empty device_id or user_id, a device_id that is a '
+    'constant, an array of over 1000 elements, or over 1000 tags of a token.';

@@ -123,8 +123,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.audience_size(text, text, text, text, text, text[], boolean) IS
-    'How many tokens enqueue would address now with the same audience. Takes seconds for millions. Raises 25001, and 22023 for a topic or an audience '
-    'that enqueue refuses.';
+    'How many tokens enqueue would address now with the same audience. Takes seconds for millions. Raises 25001, and 22023 for an unknown topic or an '
+    'invalid audience.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.add_batches(of_campaign tokenkeeper.campaign, keys bytea[], size integer) RETURNS integer
 LANGUAGE plpgsql

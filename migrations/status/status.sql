@@ -569,7 +569,7 @@ COMMENT ON COLUMN tokenkeeper.status.oldest_due_request_age IS
 COMMENT ON COLUMN tokenkeeper.status.queue_depth_estimated IS 'True if the queue is large or locked.';
 COMMENT ON COLUMN tokenkeeper.status.rejected IS
     'Rows of rejected_result, counted up to 10000. For a large table: a daemon''s count of the last ten minutes, or an estimate.';
-COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that have not ended and are not paused.';
+COMMENT ON COLUMN tokenkeeper.status.open_campaigns IS 'Campaigns that wait or run; not paused or cancelled ones.';
 COMMENT ON COLUMN tokenkeeper.status.live_daemons IS 'Daemons that reported within the last 30 seconds.';
 COMMENT ON COLUMN tokenkeeper.status.held IS 'As rejected, for held_result.';
 COMMENT ON COLUMN tokenkeeper.status.requests IS 'Requests that wait or are in flight: campaign_requests and single ones, counted as rejected is.';

@@ -204,7 +204,7 @@ CREATE TABLE tokenkeeper.token_count (
     registered boolean NOT NULL,
     state      text COLLATE "C" NOT NULL
 );
-COMMENT ON TABLE tokenkeeper.token_count IS 'How many tokens are in each state, exactly: the sum of the rows, which may be negative.';
+COMMENT ON TABLE tokenkeeper.token_count IS 'How many tokens are in each state, exactly: the sum of the rows. A row may be negative.';
 COMMENT ON COLUMN tokenkeeper.token_count.registered IS 'False: known only by results or a logout.';
 
 -- A publication for all tables needs one. Rows are deleted when equal ones are added up.
