@@ -63,7 +63,8 @@ struct CompleteImport {
             }
             if state.isLater {
                 throw ImportProblem(
-                    "the list \(list.name) was imported as of a later time: see --as-of, and the SQL function drop_list")
+                    "the list \(list.name) was imported as of a later time: see --as-of, and the SQL function drop_list"
+                )
             }
             if refused > 0 { return ["list \(list.name): \(CompleteImport.refusal("nobody would be logged out"))"] }
             if !state.isKnown { return ["list \(list.name): not known yet, so nobody would be logged out"] }

@@ -40,7 +40,8 @@ import TokenLedger
     @Test func `it logs out who is gone, and a dry run says how many`() throws {
         let new = try run("aa", "bb", "cc", at: 1, ["--dry-run"])
         #expect(new.output.contains("list nightly: new, so nobody would be logged out"), "\(new)")
-        #expect(try run("aa", "bb", "cc", at: 1).output.contains("list nightly: known from now on; nobody is logged out"))
+        #expect(
+            try run("aa", "bb", "cc", at: 1).output.contains("list nightly: known from now on; nobody is logged out"))
         #expect(try queued() == "aa, bb, cc")
         let rehearsed = try run("aa", "AA", "dd", at: 2, ["--dry-run"])
         #expect(rehearsed.output.contains("list nightly: would log out 2 of 3, back 1"), "\(rehearsed)")
