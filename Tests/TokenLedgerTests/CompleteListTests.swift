@@ -136,6 +136,14 @@ import Testing
         #expect(try end(next) == 1)
     }
 
+    @Test func `a file without a token says nothing, also not of the list's time`() throws {
+        try end(begin(["aa"], at: "2026-01-01"))
+        _ = try begin([], at: "2026-01-03")
+        let source = try begin(["bb"], at: "2026-01-02")
+        #expect(try end(source) == 1)
+        #expect(throws: (any Error).self) { try begin(["aa"], at: "2026-01-01") }
+    }
+
     @Test func `after a withdrawal, the next file logs nobody out, and a forgotten token is in no list`() throws {
         try end(try begin(["aa", "bb"], at: "2026-01-01Z"))
         let source = try begin(["aa", "cc"], at: "2026-01-02Z")

@@ -487,10 +487,11 @@ import Testing
             "00000000-0000-0000-0000-000000000000", "0000", "null", "(null)", "Unknown", "undefined", "nil",
             "ffffffff-FFFF-ffff-ffff-ffffffffffff", "{00000000-0000-0000-0000-000000000000}", "\\N", "  ", "N/A",
             "#n/a", "NaN",
-            "[object Object]",
+            "[object Object]", "02:00:00:00:00:00", "00:00:00:00:00:00", "\"null\"", "Optional(nil)", "[]",
+            String(repeating: "0", count: 48),
         ]
         for (number, name) in nobody.enumerated() {
-            try app.execute("SELECT tokenkeeper.register('c\(String(number, radix: 16))', 't', device_id => '\(name)')")
+            try app.execute("SELECT tokenkeeper.register('c\(String(number + 256, radix: 16))', 't', device_id => '\(name)')")
         }
         // It keeps the device that is known.
         try app.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'unknown')")

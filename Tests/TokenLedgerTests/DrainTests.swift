@@ -458,8 +458,15 @@ import TokenModel
             }
             #expect("\(String(describing: error))".contains("at position 1"))
         }
+        _ = try native(
+            #"INSERT INTO tokenkeeper.send_result (topic, token, status, body) VALUES ('t', E'\xff', '410', E'{"reason":"\xff"}'), ('t', '0e', '410', NULL)"#,
+            user: "a_sender")
+        try drainAll(&daemon)
+        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.rejected_result") == "2")
+        #expect(try other.psql("SELECT state FROM tokenkeeper.token WHERE token = '0e'") == "suspect")
+        #expect(try other.psql(#"SELECT tokenkeeper.payload_fault('{"a":"\u20ac"}') IS NULL"#) == "f")
         #expect(try native("SELECT tokenkeeper.forget_device(E'd\\xe9') > 3", user: "a_app") == "t")
-        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.token WHERE token LIKE '0_'") == "0")
+        #expect(try other.psql("SELECT count(*) FROM tokenkeeper.token WHERE token LIKE '0_'") == "1")
     }
 
     @Test func `settings of the role change nothing`() throws {

@@ -102,6 +102,10 @@ import TokenModel
         let expo = String(repeating: "z", count: 64)
         let why = "token is 'zzzzzzzz'... (64 characters), expected 1 to 512 bytes in hex"
         #expect(try notices("SELECT tokenkeeper.is_sendable('\(expo)', 't')") == ["NOTICE:  not sendable: \(why)"])
+        let fault = try database.psql("SELECT tokenkeeper.environment_fault('prod')")
+        for call in ["is_sendable('aa', 't', 'prod')", "sendable('{aa}', 't', 'prod')"] {
+            #expect(try notices("SELECT tokenkeeper.\(call)") == ["NOTICE:  \(fault)"])
+        }
         #expect(
             try notices("SELECT tokenkeeper.sendable('{aa,NULL,\(expo),bb,c}', 't')")
                 == ["NOTICE:  not sendable: 2 of 5 tokens cannot be read, such as number 3: \(why)"])

@@ -123,6 +123,7 @@ import Testing
     @Test(arguments: [
         ("'t', 'production', NULL, now()", "22023"), ("'t', 'production', now(), now() - interval '1 s'", "22023"),
         ("'t', 'production', '-infinity', now()", "22023"), ("'typo', 'production', now(), now()", "22023"),
+        ("'t', 'production', now() + interval '1 day', now() + interval '2 days'", "22023"),
         ("'t', 'staging', now(), now()", "22023"), ("NULL, NULL, now(), now()", "22023"),
     ])
     func `an invalid window or topic is a clear error`(_ arguments: String, _ state: String) throws {

@@ -102,6 +102,8 @@ import Testing
                 && told.output
                     == "the token is not known: it may be sent to\nhistory is kept for sweep.event_retention (60d)\n"
         )
+        let mistyped = try explain([Self.token, "--topic", "tt"], on: database.url(user: "a_reader"))
+        #expect(mistyped.status == 0 && mistyped.errors.contains("warning: topic tt is not known"), "\(mistyped)")
     }
 
     @Test func `explain lists the tokens that first digits match, and asks for more digits`() throws {

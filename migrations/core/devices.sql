@@ -18,14 +18,15 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN octet_length(device_id) = 36 AND device_id COLLATE "C" ~ '^[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$'
     THEN CASE WHEN device_id COLLATE "C" !~* '^([0-]+|[f-]+)$' THEN lower(device_id COLLATE "C") END
-    WHEN octet_length(device_id) BETWEEN 1 AND 40
-        AND device_id COLLATE "C" ~* '^[[:space:]({<]*([0-]*|[f-]{30,}|null|nil|none|unknown|undefined|nan|#?n/a|[[]object object[]])[[:space:])}>]*$' THEN NULL
+    WHEN octet_length(device_id) BETWEEN 1 AND 64
+        -- 02:00:00:00:00:00 is the address of each iPhone since iOS 7.
+        AND device_id COLLATE "C" ~* '^[[:space:]({<"]*([0:.-]*|02(:00){5}|[f:-]{17,}|null|nil|none|unknown|undefined|nan|#?n/a|optional[(]nil|[[](object object)?[]])[[:space:])}>"]*$' THEN NULL
     -- As COPY writes null.
     ELSE nullif(device_id, chr(92) || 'N')
 END;
 COMMENT ON FUNCTION tokenkeeper.device_name(text) IS
     'A device_id as the ledger stores it: a UUID in lower case. Null if it names no device: blanks, all zeros, all f, null, nil, none, unknown, undefined, '
-    'NaN, N/A, backslash N, [object Object].';
+    'NaN, N/A, backslash N, [object Object], Optional(nil), the MAC address 02:00:00:00:00:00.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.note_crowded(of_topic integer, device text, tokens bigint) RETURNS void
 LANGUAGE plpgsql

@@ -25,12 +25,18 @@ BEGIN
             WHERE t.topic = is_sendable.topic COLLATE "C" AND t.environment = coalesce(is_sendable.environment, 'production') COLLATE "C"
               AND CASE WHEN t.moved_to IS NULL THEN t.gate IS DISTINCT FROM 'observe' ELSE tokenkeeper.raise_moved(t.topic, t.moved_to) END)
       AND s.token_key = key;
-    RETURN NOT FOUND;
+    IF FOUND THEN
+        RETURN false;
+    END IF;
+    IF is_sendable.environment COLLATE "C" NOT IN ('production', 'sandbox') THEN
+        RAISE NOTICE '%', tokenkeeper.environment_fault(is_sendable.environment);
+    END IF;
+    RETURN true;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
-    'The gate, for one token: false if it is suppressed, or, with a NOTICE, if it cannot be read. An unknown token is sendable. If the topic''s gate only '
-    'observes, true for each token that can be read. Raises only 55000. Works on a standby.';
+    'The gate, for one token: false if it is suppressed, or, with a NOTICE, if it cannot be read. An unknown token is sendable. An environment that is none '
+    'gets a NOTICE. If the topic''s gate only observes, true for each token that can be read. Raises only 55000. Works on a standby.';
 
 CREATE OR REPLACE FUNCTION tokenkeeper.sendable(tokens text[], topic text, environment text DEFAULT 'production') RETURNS SETOF text
 LANGUAGE plpgsql STABLE PARALLEL SAFE SECURITY DEFINER ROWS 1000
@@ -47,6 +53,9 @@ DECLARE
 BEGIN
     IF unread IS NOT NULL THEN
         RAISE NOTICE 'not sendable: %', unread;
+    END IF;
+    IF sendable.environment COLLATE "C" NOT IN ('production', 'sandbox') THEN
+        RAISE NOTICE '%', tokenkeeper.environment_fault(sendable.environment);
     END IF;
     -- IS NOT TRUE instead of NOT EXISTS, which would become a join.
     RETURN QUERY

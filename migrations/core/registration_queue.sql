@@ -104,7 +104,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     WITH refused AS MATERIALIZED (
-        SELECT f.n, f.error || coalesce('; row ' || quote_literal(left(r.row_key, 200)) || ' of ' || s.name, '') AS error, r.*, s.attachment,
+        -- A key may be the token.
+        SELECT f.n, f.error || coalesce('; row ' || quote_literal(regexp_replace(left(r.row_key, 200), '([0-9A-Fa-f]{8})[0-9A-Fa-f]{8,}', chr(92) || '1...', 'g'))
+                                        || ' of ' || s.name, '') AS error, r.*, s.attachment,
                row_number() OVER (PARTITION BY s.attachment, r.environment, r.topic, r.token ORDER BY f.n) AS occurrence
         FROM unnest(faulty, faults) AS f (n, error)
         CROSS JOIN LATERAL unnest(rows[f.n:f.n]) AS r

@@ -65,13 +65,13 @@ DECLARE
 BEGIN
     PERFORM tokenkeeper.check_cause(of_cause);
     IF reinstate.since IS NULL OR reinstate.until IS NULL OR NOT isfinite(reinstate.since) OR NOT isfinite(reinstate.until)
-        OR reinstate.since > reinstate.until THEN
-        RAISE EXCEPTION 'the window is from % to %, expected two finite instants, the earlier one first',
+        OR reinstate.since > least(reinstate.until, clock_timestamp()) THEN
+        RAISE EXCEPTION 'the window is from % to %, expected two finite instants, the earlier one first and not in the future',
             coalesce(reinstate.since::text, 'null'), coalesce(reinstate.until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- A reinstatement cannot be taken back, so it must not excuse what has not been received yet.
-    until := greatest(least(reinstate.until, clock_timestamp()), reinstate.since);
+    until := least(reinstate.until, clock_timestamp());
     -- Before the lock: this takes a tenth of a second per million.
     results := tokenkeeper.receipts_within(of_topic, of_cause, reinstate.since, reinstate.until);
     -- Wait for all batches; a later batch sees the exclusion.

@@ -26,6 +26,8 @@ BEGIN
     value := coalesce(of_tags, tokenkeeper.device_name(of_device), of_device, of_user);
     IF kind IN ('device', 'user') AND octet_length(value) NOT BETWEEN 1 AND 512 THEN
         fault := format('%s_id is %s bytes long, expected 1 to 512', kind, octet_length(value));
+    ELSIF kind = 'device' AND tokenkeeper.device_name(of_device) IS NULL THEN
+        fault := 'device_id names no device';
     END IF;
     IF kind = 'tags' THEN
         BEGIN

@@ -12,7 +12,7 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN parsed_payload.payload::pg_catalog.jsonb;
-EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+EXCEPTION WHEN data_exception OR feature_not_supported OR program_limit_exceeded OR out_of_memory THEN
     RETURN NULL;
 END
 $$;
@@ -74,7 +74,8 @@ BEGIN
 EXCEPTION
     WHEN numeric_value_out_of_range THEN
         RETURN 'payload has a number that is too large or too precise';
-    WHEN data_exception THEN
+    -- The latter in a database of SQL_ASCII.
+    WHEN data_exception OR feature_not_supported THEN
         RETURN 'payload has an escape that is not a character: U+0000, half a surrogate pair, or a character that the database''s encoding lacks';
     WHEN program_limit_exceeded OR out_of_memory THEN
         RETURN 'payload is too long or nested too deeply';

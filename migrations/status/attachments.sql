@@ -29,7 +29,7 @@ COMMENT ON COLUMN tokenkeeper.attachment.failures IS
     'Changes that its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
 COMMENT ON COLUMN tokenkeeper.attachment.failure IS 'SQLSTATE of the last one, and the name of the constraint, if any.';
 COMMENT ON COLUMN tokenkeeper.attachment.checked_at IS 'When a check (backfill --check) last finished.';
-COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'Tokens that then differed between the table and the ledger.';
+COMMENT ON COLUMN tokenkeeper.attachment.differences IS 'Tokens that then differed between the table and the ledger, and were not repaired.';
 
 CREATE OR REPLACE VIEW tokenkeeper.own_attachment_failure WITH (security_barrier) AS
 SELECT f.source_id, f.state, f.constraint_name

@@ -131,7 +131,7 @@ CREATE OR REPLACE FUNCTION tokenkeeper.sample_rows(attached regclass, plan jsonb
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
+SET datestyle = 'ISO, YMD'
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 AS $$
@@ -189,6 +189,9 @@ BEGIN
         UNION ALL SELECT 'warning', format('registered_at: %%s of %%s rows have the same, %%s, so that none of them supersedes another', n, total, registered_at)
             FROM (SELECT registered_at, count(*) AS n, sum(count(*)) OVER () AS total FROM counted GROUP BY 1 ORDER BY 2 DESC LIMIT 1) AS t
             WHERE n > 20 AND n * 10 > total AND registered_at > 'epoch'
+        UNION ALL SELECT 'warning', format('device_id: %%s of %%s tokens share theirs with another. Is it the id of a device, and not of a user?', sum(n) FILTER (WHERE n > 1), sum(n))
+            FROM (SELECT count(DISTINCT token) AS n FROM counted WHERE tokenkeeper.device_name(device_id) <> '' GROUP BY device_id) AS t
+            HAVING sum(n) >= 20 AND sum(n) FILTER (WHERE n > 1) * 2 > sum(n)
         UNION ALL SELECT * FROM (SELECT 'warning', format('device_id: %%L has %%s tokens. Is this the id of one device?', device_id, count(*))
             FROM counted WHERE tokenkeeper.device_name(device_id) <> '' GROUP BY device_id HAVING count(*) >= 8 ORDER BY count(*) DESC LIMIT 1) AS t
         $sql$, tokenkeeper.key_text(ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns'))), tokenkeeper.fact_test(plan -> 'facts'),
@@ -241,7 +244,12 @@ BEGIN
         AND (SELECT count(*) <= 1600 FROM jsonb_array_elements_text(plan -> 'key_columns'))) IS NOT TRUE THEN
         RAISE EXCEPTION 'plan is none that attach has made' USING ERRCODE = 'invalid_parameter_value', HINT = 'Call attach.';
     END IF;
-    INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', plan ->> 'name') RETURNING s.source_id INTO new_source;
+    LOOP
+        INSERT INTO tokenkeeper.registration_source AS s (kind, name) VALUES ('attachment', plan ->> 'name') RETURNING s.source_id INTO new_source;
+        -- Functions of another database may have come with a restored table. Their rows must not count as those of this one.
+        EXIT WHEN NOT EXISTS (SELECT FROM pg_proc AS p WHERE p.proname ~ ('^tokenkeeper_[a-z]+_' || new_source || '$'));
+        DELETE FROM tokenkeeper.registration_source AS s WHERE s.source_id = new_source;
+    END LOOP;
     INSERT INTO tokenkeeper.attached_table (source_id, name, table_id, table_name, arguments, facts, columns, key_columns, on_delete, always)
     VALUES (new_source, plan ->> 'name', attached, tokenkeeper.full_name(attached), plan -> 'arguments', plan -> 'facts',
             ARRAY(SELECT jsonb_array_elements_text(plan -> 'columns')), ARRAY(SELECT jsonb_array_elements_text(plan -> 'key_columns')),

@@ -227,7 +227,7 @@ SET enable_seqscan = off
 SET jit = off
 -- As the triggers; and the next session may read the key with another DateStyle.
 SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
+SET datestyle = 'ISO, YMD'
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 AS $$

@@ -207,7 +207,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET jit = off
 SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
+SET datestyle = 'ISO, YMD'
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 AS $$
@@ -292,7 +292,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET jit = off
 SET timezone = 'UTC'
-SET datestyle = 'ISO, MDY'
+SET datestyle = 'ISO, YMD'
 SET intervalstyle = 'postgres'
 SET bytea_output = 'hex'
 AS $$
@@ -355,7 +355,8 @@ AS $$
 DECLARE
     this tokenkeeper.attached_table := tokenkeeper.running_check(end_check.source_id);
 BEGIN
-    UPDATE tokenkeeper.attached_table AS a SET checked_at = clock_timestamp(), differences = end_check.differences WHERE a.source_id = this.source_id;
+    UPDATE tokenkeeper.attached_table AS a SET checked_at = clock_timestamp(), differences = end_check.differences - end_check.repaired
+    WHERE a.source_id = this.source_id;
     IF end_check.repaired > 0 THEN
         UPDATE tokenkeeper.registration_source AS s SET finished_at = clock_timestamp(), queued = end_check.repaired WHERE s.source_id = end_check.source_id;
     ELSE
@@ -364,4 +365,4 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.end_check(bigint, bigint, bigint) IS
-    'Internal: records that a check has ended, its differences, and the repairs that it queued.';
+    'Internal: records that a check has ended, the differences that are left, and the repairs that it queued.';

@@ -45,7 +45,8 @@ BEGIN
         RAISE EXCEPTION 'source % is importing the list %', known.source_id, known.name USING ERRCODE = 'object_in_use',
             HINT = 'Continue it, or begin again when it has not advanced for five minutes.';
     END IF;
-    UPDATE tokenkeeper.list AS l SET source_id = begin_list.source_id, as_of = begin_list.as_of, advanced_at = clock_timestamp() WHERE l.list_id = known.list_id;
+    -- as_of moves with its first tokens: a file that has none says nothing.
+    UPDATE tokenkeeper.list AS l SET source_id = begin_list.source_id, advanced_at = clock_timestamp() WHERE l.list_id = known.list_id;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.begin_list(bigint, text, timestamptz) IS
@@ -94,6 +95,8 @@ BEGIN
             OR g.topic IS NULL OR bool_or(tokenkeeper.token_key(g.token) IS NULL)) THEN
         RAISE EXCEPTION 'environments, topics or tokens has what no row of the queue may have' USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    UPDATE tokenkeeper.list AS l SET as_of = s.as_of FROM tokenkeeper.registration_source AS s
+    WHERE l.list_id = known.list_id AND s.source_id = note_listed.source_id AND l.as_of < s.as_of AND cardinality(tokens) > 0;
     WITH given AS MATERIALIZED (
         SELECT DISTINCT g.environment, g.topic, tokenkeeper.token_key(g.token) AS token_key FROM unnest(in_environments, of_topics, tokens) AS g (environment, topic, token)
     ), seen AS (
@@ -141,11 +144,11 @@ BEGIN
         RETURNING m.environment, m.topic, m.token_key
     ), out AS (
         INSERT INTO tokenkeeper.registration (environment, topic, token, registered_at, unregistered, source_id)
-        SELECT l.environment, l.topic, encode(l.token_key, 'hex'), known.as_of, true, known.source_id FROM left_out AS l WHERE known.is_known RETURNING 1
+        SELECT l.environment, l.topic, encode(l.token_key, 'hex'), source.as_of, true, known.source_id FROM left_out AS l WHERE known.is_known RETURNING 1
     )
     SELECT (SELECT count(*) FROM left_out), (SELECT count(*) FROM out) INTO gone, queued;
     IF gone = 0 THEN
-        UPDATE tokenkeeper.list AS l SET is_known = true WHERE l.list_id = known.list_id;
+        UPDATE tokenkeeper.list AS l SET is_known = true, as_of = greatest(l.as_of, source.as_of) WHERE l.list_id = known.list_id;
     END IF;
 END
 $$;

@@ -207,7 +207,7 @@ BEGIN
         RETURN NEXT format('CREATE ' || 'FUNCTION %s.%s(%s LANGUAGE plpgsql %s AS %L', place, called, CASE kind
             WHEN 'change' THEN 'old_row record, r record, only_new boolean, tg_relid oid) RETURNS void' ELSE ') RETURNS trigger SECURITY DEFINER' END, CASE WHEN kind <> 'update' THEN
             -- To set the path costs as much as all that the function of an UPDATE does: so that one names everything with its schema.
-            'SET search_path = pg_catalog, pg_temp SET timezone = ''UTC'' SET datestyle = ''ISO, MDY'' SET intervalstyle = ''postgres'' SET bytea_output = ''hex''' END,
+            'SET search_path = pg_catalog, pg_temp SET timezone = ''UTC'' SET datestyle = ''ISO, YMD'' SET intervalstyle = ''postgres'' SET bytea_output = ''hex''' END,
             CASE kind WHEN 'change' THEN tokenkeeper.change_function(source, attached, plan)
                       ELSE tokenkeeper.trigger_function(kind, source, attached, plan, each_row, format('%s.tokenkeeper_change_%s', place, source)) END);
         RETURN NEXT format('REVOKE ALL ON FUNCTION %s.%s(%s) FROM PUBLIC', place, called, parameters);

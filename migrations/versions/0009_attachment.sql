@@ -55,4 +55,4 @@ COMMENT ON COLUMN tokenkeeper.attached_table.failures IS
     'How many changes its triggers could not queue since attach. Beyond about 100 within a minute, they are not counted.';
 COMMENT ON COLUMN tokenkeeper.attached_table.failure IS 'SQLSTATE of the last such change, at failed_at, and the name of the constraint, if any.';
 COMMENT ON COLUMN tokenkeeper.attached_table.checked_at IS 'When a check last finished; null if none has.';
-COMMENT ON COLUMN tokenkeeper.attached_table.differences IS 'How many tokens then differed between the table and the ledger.';
+COMMENT ON COLUMN tokenkeeper.attached_table.differences IS 'How many tokens then differed between the table and the ledger, and were not repaired.';

@@ -63,11 +63,32 @@ struct ResponseBody: Equatable {
         return knownReasons.contains(reason) ? reason : nil
     }
 
-    /// A reason as Apple spells it, from how libraries of other languages do: `badDeviceToken`, `:bad_device_token`. Others stay as they are.
+    /// A reason as Apple spells it, from how libraries of other languages do: `badDeviceToken`, `:bad_device_token`,
+    /// `Optional("BadDeviceToken")`, `Some(BadDeviceToken)`. Others stay as they are.
     private static func canonical(_ reason: String) -> String {
-        guard let first = reason.utf8.first, !(UInt8(ascii: "A")...UInt8(ascii: "Z") ~= first) || reason.contains("_")
-        else { return reason }
-        return knownByLetters[String(reason.filter { $0 != ":" && $0 != "_" }.lowercased())] ?? reason
+        if isUsual(reason) { return reason }
+        var word = Substring(reason).utf8.drop(while: isBlank)
+        while let last = word.last, isBlank(last) { word.removeLast() }
+        for (begin, end) in [("Optional(", ")"), ("Optional[", "]"), ("Some(", ")"), ("\"", "\"")]
+        where word.count > begin.utf8.count {
+            if word.starts(with: begin.utf8), word.suffix(1).elementsEqual(end.utf8) {
+                word = word.dropFirst(begin.utf8.count).dropLast()
+            }
+        }
+        guard let text = String(word) else { return reason }
+        if knownReasons.contains(text) { return text }
+        // Whole words in one of their ways: not any mixture of letters.
+        let isOne =
+            text.contains("_") || text.first?.isLowercase == true || text.first == ":" || text.uppercased() == text
+        return isOne ? knownByLetters[String(text.filter { $0 != ":" && $0 != "_" }.lowercased())] ?? reason : reason
+    }
+
+    /// Whether it looks like a word of Apple's: `BadDeviceToken`.
+    private static func isUsual(_ reason: String) -> Bool {
+        var letters = reason.utf8.makeIterator()
+        guard let first = letters.next(), let second = letters.next() else { return true }
+        return UInt8(ascii: "A")...UInt8(ascii: "Z") ~= first && UInt8(ascii: "a")...UInt8(ascii: "z") ~= second
+            && reason.utf8.allSatisfy(isLetter)
     }
 
     private static let knownByLetters = Dictionary(uniqueKeysWithValues: knownReasons.map { ($0.lowercased(), $0) })

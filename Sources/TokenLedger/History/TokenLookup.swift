@@ -59,6 +59,18 @@ public struct TokenLookup: Sendable {
         }
     }
 
+    /// Whether the topic is known, in the environment if one is given. True without a topic.
+    public func isKnownTopic(on connection: inout Connection) throws(DatabaseError) -> Bool {
+        guard let topic else { return true }
+        return try connection.query(
+            """
+            SELECT EXISTS (
+                SELECT FROM tokenkeeper.topic_policy AS p
+                WHERE p.topic = $1 COLLATE "C" AND p.environment = coalesce($2, p.environment))
+            """, [.text(topic), .text(environment)]
+        ).value()
+    }
+
     /// Finds up to one token more than may be explained, to know whether there are too many.
     private func find(on connection: inout Connection) throws(DatabaseError) -> (found: [TokenHistory], most: Int) {
         switch subject {

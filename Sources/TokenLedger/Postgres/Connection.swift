@@ -9,7 +9,7 @@ public import TokenModel
 /// `BatchTransaction` opens transactions, `OwnNames` says which names resolve in them, and `DatabaseError` says what to do about a
 /// failure.
 @safe public struct Connection: ~Copyable {
-    /// Used in this file and in CopyIn.swift only.
+    /// Used in this file, CopyIn.swift and ConnectionName.swift only.
     let handle: OpaquePointer
 
     /// The oldest server that has TID range scans.
@@ -96,6 +96,12 @@ public import TokenModel
             defer { unsafe PQfinish(handle) }
             throw unsafe DatabaseError(connecting: lost(handle).message)
         }
+        // Such a database has any bytes. The server would refuse to send those that are not UTF-8, and their rows would never end.
+        if let encoding = unsafe PQparameterStatus(handle, "server_encoding"),
+            unsafe String(cString: encoding) == "SQL_ASCII"
+        {
+            unsafe PQsetClientEncoding(handle, "SQL_ASCII")
+        }
         let version = unsafe PQserverVersion(handle)
         guard version >= oldestServer else {
             unsafe PQfinish(handle)
@@ -106,18 +112,6 @@ public import TokenModel
     }
 
     deinit { unsafe PQfinish(handle) }
-
-    /// The server of this connection: its name or address, or the folder of its socket, and its port.
-    package var host: String {
-        guard let host = unsafe PQhost(handle), let port = unsafe PQport(handle) else { return "" }
-        return unsafe "\(String(cString: host)):\(String(cString: port))"
-    }
-
-    /// The database and its server, for people: `database push on /run/postgresql:5432`. It has no password.
-    package var name: String {
-        let database = unsafe PQdb(handle).map { unsafe String(cString: $0) } ?? ""
-        return "database \(database) on \(host)"
-    }
 
     /// Runs one or several statements without parameters. Outside a transaction they form one, unless they open their own, and the
     /// first statement is `OwnNames.setting`.

@@ -76,6 +76,11 @@ struct Explain: ParsableCommand {
         }
         let search = TokenLookup(subject, topic: topic, environment: environment)
         try configuration.withLedger(writes: false, as: Self.role) { connection in
+            if let topic, try !search.isKnownTopic(on: &connection) {
+                ConfigurationOptions.complain(
+                    "warning: topic \(HistoryText.plain(topic)) is not known\(environment.map { " in \($0)" } ?? ""): `tokenkeeperd topic list` has those that are"
+                )
+            }
             try show(try search.answer(on: &connection), to: subject, configuration, on: &connection)
         }
     }

@@ -59,11 +59,23 @@ enum HistoryText {
             + (hasMore ? ["… (these are the first \(tokens.count))"] : [])).joined(separator: "\n")
     }
 
-    /// One line without control characters, which could move a terminal's cursor: parts of the text come from applications and
-    /// senders.
+    /// One line without characters that could move a terminal's cursor or turn the order of others around: parts of the text come from
+    /// applications and senders.
     static func plain(_ text: String) -> String {
         String(
             String.UnicodeScalarView(
-                text.unicodeScalars.map { $0.properties.generalCategory == .control ? "\u{FFFD}" : $0 }))
+                text.unicodeScalars.map { controls($0.properties) ? "\u{FFFD}" : $0 }))
+    }
+
+    private static func controls(_ scalar: Unicode.Scalar.Properties) -> Bool {
+        switch scalar.generalCategory {
+        case .control, .lineSeparator, .paragraphSeparator: true
+        default: scalar.isBidiControl
+        }
+    }
+
+    /// The text with what may be a device token shortened: an error of PostgreSQL, a topic that a sender made up, or a row's key may contain one.
+    static func withoutTokens(_ text: String) -> String {
+        text.replacing(#/([0-9a-fA-F]{8})[0-9a-fA-F]{13,}/#) { "\($0.output.1)…" }
     }
 }

@@ -27,8 +27,9 @@ final class DatabaseMetrics: Sendable {
         var seen: Set<String> = []
         let critical = gauges.critical.map { page in
             let labels = [
-                ("cause", page.cause), ("environment", page.environment), ("topic", Self.withoutTokens(page.topic)),
-                ("warning", Self.withoutTokens(page.warning)),
+                ("cause", page.cause), ("environment", page.environment),
+                ("topic", HistoryText.withoutTokens(page.topic)),
+                ("warning", HistoryText.withoutTokens(page.warning)),
             ]
             return (labels: MetricsText.text(labels), value: 1.0)
         }.filter { seen.insert($0.labels).inserted }
@@ -36,11 +37,6 @@ final class DatabaseMetrics: Sendable {
         let taken = Snapshot(
             byTopic: byTopic, totals: gauges.totals, critical: critical, warnings: warnings, until: until)
         snapshot.withLock { $0 = taken }
-    }
-
-    /// The text with what may be a device token shortened: an error of PostgreSQL, or a topic that a sender made up, may contain one.
-    private static func withoutTokens(_ text: String) -> String {
-        text.replacing(#/([0-9a-fA-F]{8})[0-9a-fA-F]{13,}/#) { "\($0.output.1)…" }
     }
 
     /// Adds the gauges; nothing if they are too old. A gauge whose look failed is absent.

@@ -30,9 +30,10 @@ struct Trial {
         let firsts = candidates.filter { tokens.insert($0.request.address).inserted }
         let longestAgo = firsts.map { tried[$0.request.address] ?? 0 }.min()
         let untried = firsts.filter { tried[$0.request.address] ?? 0 == longestAgo }
-        // One that was refused before is likely to be refused again.
+        // One that was refused before is likely to be refused again. One that was never sent may be behind many that are.
         let least = untried.map(\.refusals).min()
-        let best = untried.filter { $0.refusals == least }
+        let new = number.isMultiple(of: 2) ? untried.filter { $0.attempts == 0 } : []
+        let best = new.isEmpty ? untried.filter { $0.refusals == least } : new
         if best.isEmpty { return nil }
         // Multiples of the golden ratio spread evenly: tokens without a response that were queued together are soon left behind.
         let place = (Double(number) * 0.618).truncatingRemainder(dividingBy: 1)

@@ -195,7 +195,11 @@ private func error(_ verdict: Verdict) -> String? {
     }
 
     /// In JSON, usual and not, and alone.
-    @Test(arguments: ["badDeviceToken", ":bad_device_token", "bad_device_token", "BAD_DEVICE_TOKEN"])
+    @Test(arguments: [
+        "badDeviceToken", ":bad_device_token", "bad_device_token", "BAD_DEVICE_TOKEN", "BADDEVICETOKEN",
+        " BadDeviceToken ",
+        "Optional[BadDeviceToken]", "Some(BadDeviceToken)",
+    ])
     func `a reason of Apple counts as libraries of other languages spell it`(reason: String) {
         for body in [#"{"reason":"\#(reason)"}"#, #"{ "reason": "\#(reason)" }"#, reason, "'\(reason)'"] {
             #expect(verdict(400, body) == .suspect(address, at: sentAt, reason: "BadDeviceToken"), "\(body)")

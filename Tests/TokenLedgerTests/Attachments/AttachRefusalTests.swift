@@ -118,6 +118,17 @@ import Testing
         #expect(failure { try devices.attach() }.contains("there is an attachment app.devices already"))
     }
 
+    @Test func `the functions of another database, which a restored table brings, keep their numbers`() throws {
+        let devices = try AttachedDevices()
+        for number in 1...9 {
+            try devices.database.psql(
+                "CREATE FUNCTION public.tokenkeeper_insert_\(number)() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+                user: "postgres")
+        }
+        try devices.attach()
+        #expect(try devices.app("SELECT source_id FROM tokenkeeper.attachment") == "10")
+    }
+
     @Test func `detach leaves no trace`() throws {
         let devices = try AttachedDevices()
         let trace = "SELECT count(*) FROM pg_depend WHERE refobjid IN ('app.devices'::regclass, 'app'::regnamespace)"

@@ -197,6 +197,7 @@ import Testing
                 && repaired.output == found
                     + "queued 2 registrations and logouts that repair this; to undo logouts: tokenkeeperd reinstate\n",
             "\(repaired)")
+        #expect(try run(["attachments"], as: "a_reader").output.contains(": agrees"))
         try record()
         #expect(try run(["backfill", "device", "--check"]).status == 0)
         for stranger in ["a_operator", "postgres", "a_reader"] {

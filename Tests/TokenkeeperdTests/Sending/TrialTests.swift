@@ -16,6 +16,22 @@ private typealias Decisions = `The sender's decisions`
         #expect(outbox.headOfLine <= 5, "\(outbox.headOfLine) requests without a response kept the others waiting")
     }
 
+    @Test func `one that was never sent is not kept waiting by many that were refused`() {
+        var trial = Trial()
+        let candidates =
+            (1000..<1060).map { number in
+                var refused = Decisions.claimed(Int64(number), String(number))
+                refused.attempts = 3
+                return refused
+            } + [Decisions.claimed(1, "aaaa")]
+        let chosen = (0..<2).map { _ in
+            let chosen = trial.choose(from: candidates)
+            trial.ended(isInVain: true)
+            return chosen?.number
+        }
+        #expect(chosen.contains(1))
+    }
+
     @Test func `the next trial is of another token`() throws {
         var state = TriedState()
         #expect(state.claim([1, 2], of: "aa") == ["1"], "one at a time")

@@ -68,6 +68,6 @@ struct CheckRun {
     }
 
     static func text(_ difference: TableCheck.Difference) -> String {
-        "\(difference.row.map { "row \($0), " } ?? "")\(difference.token.prefix(8))... of \(difference.topic)"
+        "\(difference.row.map { "row \(HistoryText.withoutTokens($0)), " } ?? "")\(difference.token.prefix(8))... of \(difference.topic)"
     }
 }

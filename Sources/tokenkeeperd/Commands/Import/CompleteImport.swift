@@ -37,7 +37,10 @@ struct CompleteImport {
     func lines(refused: Int64, undo: String) -> [String] {
         if refused > 0 { return ["list \(list.name): \(Self.refusal("nobody is logged out"))"] }
         if !wasKnown { return ["list \(list.name): known from now on; nobody is logged out by its first import"] }
-        return ["list \(list.name): logged out \(loggedOut), back \(returned)"]
+        let logouts = counted(loggedOut, "logout", "logouts")
+        return [
+            "list \(list.name): queued \(logouts), and \(counted(returned, "token that is back", "tokens that are back"))"
+        ]
             + (loggedOut > 0 ? ["to undo the logouts: \(undo) --since TIME"] : [])
     }
 

@@ -61,7 +61,8 @@ struct ImportSummary {
             let others = field.isTime && count < rows ? "; rows without it count as \(timeless)" : ""
             return "  \(field.name): in \(count) of \(counted(rows, "row", "rows"))\(others)"
         }
-        return covered + topicLines + (logouts > 0 ? ["  logs out \(counted(logouts, "token", "tokens"))"] : [])
+        let doubt = logouts > 5 && logouts * 2 > rows ? ": is this the flag of those that are active?" : ""
+        return covered + topicLines + (logouts > 0 ? ["  logs out \(counted(logouts, "token", "tokens"))\(doubt)"] : [])
             + lengthLines
     }
 

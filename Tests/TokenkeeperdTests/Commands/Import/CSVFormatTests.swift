@@ -84,6 +84,10 @@ import Testing
                 "  registered_at: in 0 of 1 row; rows without it count as registered at 2026-01-01 00:00:00+00 (when the file was written)",
                 "  tokens of 2 hex digits: 1",
             ])
+        let turned = "token,logged_out\n" + (1...6).map { "0\($0),t\n" }.joined()
+        #expect(
+            try ImportedText(turned, usual + ["--column", "unregistered=logged_out"]).coverage.contains(
+                "  logs out 6 tokens: is this the flag of those that are active?"))
         let some = try ImportedText(
             "token,registered_at\naa,2024-01-01\nbb,-\n", usual + ["--as-of", "2025-01-01", "--null", "-"])
         #expect(
