@@ -491,7 +491,8 @@ import Testing
             String(repeating: "0", count: 48),
         ]
         for (number, name) in nobody.enumerated() {
-            try app.execute("SELECT tokenkeeper.register('c\(String(number + 256, radix: 16))', 't', device_id => '\(name)')")
+            try app.execute(
+                "SELECT tokenkeeper.register('c\(String(number + 256, radix: 16))', 't', device_id => '\(name)')")
         }
         // It keeps the device that is known.
         try app.execute("SELECT tokenkeeper.register('bb', 't', device_id => 'unknown')")
