@@ -25,13 +25,10 @@ BEGIN
             WHERE t.topic = is_sendable.topic COLLATE "C" AND t.environment = coalesce(is_sendable.environment, 'production') COLLATE "C"
               AND CASE WHEN t.moved_to IS NULL THEN t.gate IS DISTINCT FROM 'observe' ELSE tokenkeeper.raise_moved(t.topic, t.moved_to) END)
       AND s.token_key = key;
-    IF FOUND THEN
-        RETURN false;
-    END IF;
     IF is_sendable.environment COLLATE "C" NOT IN ('production', 'sandbox') THEN
         RAISE NOTICE '%', tokenkeeper.environment_fault(is_sendable.environment);
     END IF;
-    RETURN true;
+    RETURN NOT FOUND;
 END
 $$;
 COMMENT ON FUNCTION tokenkeeper.is_sendable(text, text, text) IS
