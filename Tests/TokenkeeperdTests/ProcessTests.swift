@@ -221,6 +221,8 @@ import Testing
         try database.psql("REVOKE INSERT ON tokenkeeper.rejected_result FROM tokenkeeper_daemon")
         try database.psql(
             """
+            -- Otherwise, the topic is a warning, too.
+            SELECT tokenkeeper.register('aa', 't');
             INSERT INTO tokenkeeper.send_result (topic, token, status, body)
             SELECT 't', lpad(to_hex(i), 8, '0'), CASE WHEN i = 3 THEN 999 WHEN i % 2 = 0 THEN 410 ELSE 200 END, \(goneBody) FROM generate_series(1, 500) AS i
             """)

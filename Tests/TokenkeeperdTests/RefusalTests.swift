@@ -62,7 +62,7 @@ import Testing
         try eventually("it is refused") { daemon.logged.contains("this role lacks a right") }
         let before = try sessions(database)
         #expect(before.split(separator: " ").count == 2, "\(before)")
-        try eventually("the other looks are stored, again and again") {
+        try eventually("the other looks are stored, again and again", within: 120) {
             try database.psql(
                 """
                 SELECT count(*) FROM tokenkeeper.status_cache
