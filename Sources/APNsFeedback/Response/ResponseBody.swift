@@ -52,8 +52,7 @@ struct ResponseBody: Equatable {
     /// The reason in a body that consists of one of Apple's reasons, with or without quotation marks.
     private static func bareReason(_ text: String) -> String? {
         guard text.utf8.count <= 200 else { return nil }
-        var word = Substring(text).utf8.drop(while: isBlank)
-        while let last = word.last, isBlank(last) { word.removeLast() }
+        var word = trimmed(text)
         if let mark = word.first, mark == UInt8(ascii: "\"") || mark == UInt8(ascii: "'"), word.count > 1,
             word.last == mark
         {
@@ -67,8 +66,7 @@ struct ResponseBody: Equatable {
     /// `Optional("BadDeviceToken")`, `Some(BadDeviceToken)`. Others stay as they are.
     private static func canonical(_ reason: String) -> String {
         if isUsual(reason) { return reason }
-        var word = Substring(reason).utf8.drop(while: isBlank)
-        while let last = word.last, isBlank(last) { word.removeLast() }
+        var word = trimmed(reason)
         for (begin, end) in [("Optional(", ")"), ("Optional[", "]"), ("Some(", ")"), ("\"", "\"")]
         where word.count > begin.utf8.count {
             if word.starts(with: begin.utf8), word.suffix(1).elementsEqual(end.utf8) {
@@ -94,6 +92,13 @@ struct ResponseBody: Equatable {
     private static let knownByLetters = Dictionary(uniqueKeysWithValues: knownReasons.map { ($0.lowercased(), $0) })
 
     static let knownReasons = Set(Reason.table.keys)
+
+    /// The text without blanks around it.
+    private static func trimmed(_ text: String) -> Substring.UTF8View {
+        var word = Substring(text).utf8.drop(while: isBlank)
+        while let last = word.last, isBlank(last) { word.removeLast() }
+        return word
+    }
 
     private static func isBlank(_ byte: UInt8) -> Bool { byte == 0x20 || 0x09...0x0d ~= byte }
 

@@ -76,17 +76,12 @@ struct Explain: ParsableCommand {
         }
         let search = TokenLookup(subject, topic: topic, environment: environment)
         try configuration.withLedger(writes: false, as: Self.role) { connection in
-            if let topic, try !search.isKnownTopic(on: &connection) {
-                ConfigurationOptions.complain(
-                    "warning: topic \(HistoryText.plain(topic)) is not known\(environment.map { " in \($0)" } ?? ""): `tokenkeeperd topic list` has those that are"
-                )
-            }
-            try show(try search.answer(on: &connection), to: subject, configuration, on: &connection)
+            try show(try search.answer(on: &connection), to: search, configuration, on: &connection)
         }
     }
 
     private func show(
-        _ answer: TokenLookup.Answer, to subject: TokenLookup.Subject, _ configuration: Configuration,
+        _ answer: TokenLookup.Answer, to search: TokenLookup, _ configuration: Configuration,
         on connection: inout Connection
     ) throws {
         switch answer {
@@ -97,7 +92,12 @@ struct Explain: ParsableCommand {
                     : histories.map(HistoryText.text).joined(separator: "\n\n"))
         case .nothing(let rejected):
             let retention = configuration.values["sweep.event_retention"]?.value ?? "its default"
-            print(json ? "[]" : HistoryText.nothing(subject, rejected: rejected, retention: retention))
+            print(json ? "[]" : HistoryText.nothing(search.subject, rejected: rejected, retention: retention))
+            if let topic, try !search.isKnownTopic(on: &connection) {
+                ConfigurationOptions.complain(
+                    "warning: topic \(HistoryText.plain(topic)) is not known\(environment.map { " in \($0)" } ?? ""): `tokenkeeperd topic list` has those that are"
+                )
+            }
         case .tooMany(let first, let more):
             if !json { print(HistoryText.list(first, andMore: more)) }
             ConfigurationOptions.complain(
